@@ -1,0 +1,14 @@
+// Refuses what the pool can't run, before anything starts.
+#pragma once
+
+#include <vector>
+
+#include "pool/thread_pool.h"
+
+namespace numa_moe {
+
+// Throw std::invalid_argument, which names the argument, what it was and what is accepted.
+void check_options(const PoolOptions& options);
+void check_phases(const std::vector<Phase>& phases, int num_groups);
+
+}  // namespace numa_moe

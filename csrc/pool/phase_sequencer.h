@@ -1,0 +1,81 @@
+// Takes a job through its phases: claims, barriers, completion. Whoever finishes a phase opens the next
+// one itself, so no thread has to be woken just to coordinate. Knows nothing of how threads wait.
+//
+// A phase of a group ends when its count of unfinished tasks comes to zero. At a group barrier the thread
+// that brought it there opens the group's next phase. At a pool barrier it decrements one countdown of
+// groups, and the thread that brings that to zero opens the next phase in all groups or completes the job.
+// One countdown needs no fence: each group's last thread does a read-modify-write on the same word, exactly
+// one of them sees it come to zero, and acquire-release hands it what all others did before. (If each
+// looked at the other groups' counts instead, two of them could miss each other without a sequentially
+// consistent fence.)
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <vector>
+
+#include "pool/completion_signal.h"
+#include "pool/group.h"
+#include "pool/own_page.h"
+#include "pool/padded.h"
+#include "pool/thread_counters.h"
+#include "pool/thread_pool.h"
+
+namespace numa_moe {
+
+class PhaseSequencer {
+ public:
+  // caller_helps: completion() has to be recalled by those who open a phase of group 0.
+  PhaseSequencer(int num_groups, bool caller_helps);
+
+  // The memory of a group's shared state, for a thread of the group to touch first, and then construct().
+  OwnPage<Group>& group_page(int group) { return groups_[static_cast<std::size_t>(group)]; }
+  Group& group(int group) { return *groups_[static_cast<std::size_t>(group)]; }
+  CompletionSignal& completion() { return completion_; }
+
+  // Opens the job's first phase, passing over empty ones. One thread at a time, and not before the job
+  // before is complete. `phases` fits the groups (checked by the caller).
+  void start(Job& job, const std::vector<Phase>& phases, ThreadCounters& counters);
+
+  // Claims and runs tasks of the group until none is left to claim. By threads of this group.
+  void run_tasks(int group, int thread, ThreadCounters& counters);
+
+  // What the first task that failed threw, or null. After completion, by the thread that called start().
+  std::exception_ptr take_error();
+
+  // Makes the group's threads look again, though there is nothing to claim. Between jobs.
+  void rouse(int group, ThreadCounters& counters);
+
+ private:
+  // What advance() and arrive_at_barrier() say: the end of this phase has been reached by all groups, and
+  // the calling thread has to go on; or no one, and then the thread may not touch the job any more.
+  static constexpr int kNothingToDo = -1;
+
+  bool ends_with_pool_barrier(int phase) const;
+  int advance(int group, int phase, ThreadCounters& counters);
+  int arrive(int phase);
+  void open(int group, int phase, int32_t num_tasks, ThreadCounters& counters);
+  void finish_group_phase(int group, int phase, ThreadCounters& counters);
+  void open_all(int phase, ThreadCounters& counters);
+  void complete(ThreadCounters& counters);
+  void run_task(Job& job, const Task& task);
+
+  const int num_groups_;
+  const bool caller_helps_;
+
+  // Constant during a job: written by start(), read by those who open phases.
+  Job* job_ = nullptr;
+  const std::vector<Phase>* phases_ = nullptr;
+
+  // Read before each task, written at most once per job by a task that fails. Relaxed: it only saves
+  // work. error_ is written by the thread that sets it, and read after completion.
+  alignas(kSharingDistance) std::atomic<bool> failed_{false};
+  std::exception_ptr error_;
+
+  alignas(kSharingDistance) std::atomic<int> groups_left_{0};
+  alignas(kSharingDistance) CompletionSignal completion_;
+  alignas(kSharingDistance) std::vector<OwnPage<Group>> groups_;
+};
+
+}  // namespace numa_moe

@@ -1,0 +1,114 @@
+// A thread pool of pinned workers in groups, one group per NUMA node.
+//
+// A job is a sequence of phases. In each phase every group has its own tasks, numbered from 0, which
+// only the workers of that group claim. A phase ends with a barrier: either each group goes on by
+// itself (Barrier::kGroup) or all groups wait for each other (Barrier::kPool). The last phase always
+// ends with all groups done, and run() then returns.
+//
+// The pool knows nothing of what the tasks compute.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace numa_moe {
+
+enum class Barrier : uint8_t {
+  kGroup,  // a group starts its next phase as soon as its own tasks are finished
+  kPool,   // no group starts its next phase before every group has finished this one
+};
+
+struct Phase {
+  std::vector<int32_t> tasks_per_group;  // one count per group, each >= 0
+  Barrier barrier = Barrier::kPool;      // what ends this phase
+};
+
+struct Task {
+  int phase;      // index into Job::phases()
+  int group;      // the group that claimed the task
+  int32_t index;  // 0 <= index < phases()[phase].tasks_per_group[group]
+  int thread;     // who runs it: 0 <= thread < num_threads(); never two tasks at once on one thread
+};
+
+// What to run. Must outlive the call to run(); phases() may not change meanwhile.
+class Job {
+ public:
+  virtual ~Job() = default;
+  virtual const std::vector<Phase>& phases() const = 0;
+  // Called once per task, on some thread of the task's group. What it throws ends the job early
+  // (tasks not yet started are skipped) and is thrown again, the first one only, by ThreadPool::run().
+  virtual void run_task(const Task& task) = 0;
+};
+
+struct PoolOptions {
+  // One worker per entry; a CPU number, or -1: unpinned. A group may be empty only if it is group 0 and
+  // the caller helps.
+  std::vector<std::vector<int>> cpus_per_group;
+  bool caller_helps = false;         // the thread in run() claims tasks too (of group 0)
+  int64_t worker_spin_us = 50;       // how long an idle worker spins before it parks, microseconds
+  int64_t dispatcher_spin_us = 20;   // how long a wait in run() spins before it yields, microseconds
+  int64_t dispatcher_yields = 128;   // how often run() yields, all its waits together, before it parks
+};
+
+// Running totals since the pool started. Reading them is safe at any time.
+struct PoolCounters {
+  uint64_t dispatches = 0;         // calls of run(), without those from inside tasks
+  uint64_t dispatcher_spins = 0;   // waits of run() that ended while spinning
+  uint64_t dispatcher_yields = 0;  // calls of sched_yield in run()
+  uint64_t dispatcher_parks = 0;   // futex waits of run()
+  uint64_t worker_parks = 0;       // futex waits of workers
+  uint64_t wakes_sent = 0;         // futex wake calls, both directions
+  uint64_t wakes_skipped = 0;      // openings of a group's phase, and completions, that found nobody asleep
+};
+
+struct WorkerState {
+  int group;
+  int requested_cpu;           // from PoolOptions, or -1
+  std::vector<int> allowed;    // the worker's affinity mask, read back from the kernel
+  int pin_error;               // errno of the pinning call, 0 when it succeeded or none was asked for
+  int thread_id;               // kernel thread id
+
+  // Whether it can run on the requested CPU alone: the call that pins may report success and do nothing.
+  bool pinned() const { return allowed.size() == 1 && allowed.front() == requested_cpu; }
+};
+
+class ThreadPool {
+ public:
+  // Starts the workers and waits until every one has tried to pin itself (see workers()). The calling
+  // thread's own affinity and signal mask stay as they are. Throws std::invalid_argument on a group
+  // without threads or an option out of range, std::system_error when a thread can't be started.
+  explicit ThreadPool(PoolOptions options);
+  // Waits for a running job, then joins the workers. Not in a forked child, where they don't exist, and
+  // not from inside a task.
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // Runs a job and returns when all its tasks are finished; everything they wrote is then visible to
+  // the caller. Several threads may call at once: their jobs run one after the other. A call from
+  // inside a task of this pool runs the whole job at once on the calling thread, phase by phase, tasks of
+  // all groups, under the number of the thread that it interrupts. Throws std::invalid_argument if the
+  // phases don't fit the groups (before any task runs), and what a task threw.
+  void run(Job& job);
+
+  int num_groups() const;
+  int num_workers() const;
+  int num_threads() const;                  // workers, plus one if the caller helps
+  int threads_in_group(int group) const;    // who can claim the group's tasks, the caller included
+  const PoolOptions& options() const;
+
+  // Idle workers spin only if each was pinned, alone, to its CPU: elsewhere a spinning thread takes the
+  // CPU from one that works, and they yield a few times and park instead.
+  bool workers_spin() const;
+
+  PoolCounters counters() const;
+  std::vector<WorkerState> workers() const;  // affinity read back at the time of the call
+
+ private:
+  class Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+}  // namespace numa_moe
