@@ -1,0 +1,19 @@
+// Kernels for NEON, which every AArch64 CPU has.
+#if defined(__aarch64__)
+
+#include <arm_neon.h>
+
+#include "kernels/instruction_sets.h"
+#include "kernels/target.h"
+
+namespace numa_moe::neon {
+
+static constexpr InstructionSet kInstructionSet = InstructionSet::kNeon;
+
+#include "kernels/vector_neon.inl"
+
+#include "kernels/kernels.inl"
+
+}  // namespace numa_moe::neon
+
+#endif

@@ -1,0 +1,17 @@
+// Kernels in plain C++, for any CPU, and the reference for the bits of the others.
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/instruction_sets.h"
+#include "kernels/target.h"
+
+namespace numa_moe::portable {
+
+static constexpr InstructionSet kInstructionSet = InstructionSet::kPortable;
+
+#include "kernels/vector_portable.inl"
+
+#include "kernels/kernels.inl"
+
+}  // namespace numa_moe::portable

@@ -1,0 +1,74 @@
+// The vector type on NEON (every AArch64 CPU): 4 lanes, four vectors to a panel. See vector_portable.inl
+// for what each function means.
+
+constexpr int kLanes = 4;
+constexpr int kRegisters = 32;
+constexpr int kMostRows = 6;            // 6 x 4 accumulators, 4 weights, 1 activation: 29 of 32 registers
+constexpr int kMostAccumulators = 24;
+constexpr int kPanelsPerTile = 1;       // when there are many rows
+
+struct Vector {
+  float32x4_t value;
+};
+struct Bits {
+  uint32x4_t value;
+};
+struct Mask {
+  uint32x4_t value;
+};
+
+NUMA_MOE_INLINE Vector zero() { return {vdupq_n_f32(0.0f)}; }
+NUMA_MOE_INLINE Vector broadcast(float value) { return {vdupq_n_f32(value)}; }
+NUMA_MOE_INLINE Vector load(const float* from) { return {vld1q_f32(from)}; }
+NUMA_MOE_INLINE void store(float* to, Vector a) { vst1q_f32(to, a.value); }
+
+NUMA_MOE_INLINE Vector add(Vector a, Vector b) { return {vaddq_f32(a.value, b.value)}; }
+NUMA_MOE_INLINE Vector subtract(Vector a, Vector b) { return {vsubq_f32(a.value, b.value)}; }
+NUMA_MOE_INLINE Vector multiply(Vector a, Vector b) { return {vmulq_f32(a.value, b.value)}; }
+NUMA_MOE_INLINE Vector divide(Vector a, Vector b) { return {vdivq_f32(a.value, b.value)}; }
+NUMA_MOE_INLINE Vector fused_multiply_add(Vector a, Vector b, Vector c) {
+  return {vfmaq_f32(c.value, a.value, b.value)};
+}
+NUMA_MOE_INLINE Vector accumulate(Vector a, Vector b, Vector sum) { return fused_multiply_add(a, b, sum); }
+
+NUMA_MOE_INLINE Mask less(Vector a, Vector b) { return {vcltq_f32(a.value, b.value)}; }
+NUMA_MOE_INLINE Mask is_nan(Vector a) { return {vmvnq_u32(vceqq_f32(a.value, a.value))}; }
+NUMA_MOE_INLINE Vector select(Mask mask, Vector yes, Vector no) {
+  return {vbslq_f32(mask.value, yes.value, no.value)};
+}
+
+NUMA_MOE_INLINE Bits to_bits(Vector a) { return {vreinterpretq_u32_f32(a.value)}; }
+NUMA_MOE_INLINE Vector from_bits(Bits a) { return {vreinterpretq_f32_u32(a.value)}; }
+NUMA_MOE_INLINE Bits broadcast_bits(uint32_t bits) { return {vdupq_n_u32(bits)}; }
+NUMA_MOE_INLINE Bits add(Bits a, Bits b) { return {vaddq_u32(a.value, b.value)}; }
+NUMA_MOE_INLINE Bits subtract(Bits a, Bits b) { return {vsubq_u32(a.value, b.value)}; }
+NUMA_MOE_INLINE Bits bit_and(Bits a, Bits b) { return {vandq_u32(a.value, b.value)}; }
+NUMA_MOE_INLINE Bits bit_or(Bits a, Bits b) { return {vorrq_u32(a.value, b.value)}; }
+template <int kCount>
+NUMA_MOE_INLINE Bits shift_left(Bits a) {
+  return {vshlq_n_u32(a.value, kCount)};
+}
+template <int kCount>
+NUMA_MOE_INLINE Bits shift_right(Bits a) {
+  return {vshrq_n_u32(a.value, kCount)};
+}
+template <int kCount>
+NUMA_MOE_INLINE Bits shift_right_signed(Bits a) {
+  return {vreinterpretq_u32_s32(vshrq_n_s32(vreinterpretq_s32_u32(a.value), kCount))};
+}
+
+NUMA_MOE_INLINE Bits load_bits(const void* from) {
+  return {vreinterpretq_u32_u8(vld1q_u8(static_cast<const uint8_t*>(from)))};
+}
+NUMA_MOE_INLINE Bits load_halves(const void* from) {
+  return {vmovl_u16(vreinterpret_u16_u8(vld1_u8(static_cast<const uint8_t*>(from))))};
+}
+NUMA_MOE_INLINE void store_halves(void* to, Bits a) {
+  vst1_u8(static_cast<uint8_t*>(to), vreinterpret_u8_u16(vmovn_u32(a.value)));
+}
+NUMA_MOE_INLINE Vector load_float16(const void* from) {
+  return {vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(static_cast<const uint8_t*>(from))))};
+}
+NUMA_MOE_INLINE void store_float16(void* to, Vector a) {
+  vst1_u8(static_cast<uint8_t*>(to), vreinterpret_u8_f16(vcvt_f16_f32(a.value)));
+}
