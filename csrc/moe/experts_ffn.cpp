@@ -1,0 +1,402 @@
+#include "moe/experts_ffn.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "moe/task_plan.h"
+
+namespace numa_moe {
+namespace {
+
+// Scratch that one group may use for the activations of a chunk of tokens. It bounds memory, not speed:
+// a chunk this large has thousands of rows, and results don't depend on where chunks end.
+constexpr int64_t kChunkBytes = int64_t{256} << 20;
+
+// One expert's rows, gathered in a worker's scratch, are read once per block of weights: they should
+// stay in a share of the last-level cache.
+constexpr int64_t kGatheredBytes = int64_t{4} << 20;
+constexpr int64_t kFewestGatheredRows = 64;
+constexpr int64_t kMostGatheredRows = 512;
+
+// A down task keeps fp32 sums for its tokens and blocks in the second-level cache.
+constexpr int64_t kMostDownTokens = 512;
+
+// Panels that a gemm call gets at once when there are few rows (enough loads in flight to stream
+// weights), and when there are many (the tile of results should stay in the first-level cache).
+constexpr int64_t kPanelsForFewRows = 16;
+constexpr int64_t kPanelsForManyRows = 4;
+constexpr int64_t kFewRows = 16;
+
+// Tokens that one staging task converts, and rows that one gathering task copies.
+constexpr int64_t kBytesPerCopyTask = 64 << 10;
+
+constexpr int64_t kCacheLine = 64;
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t divide_up(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+// Elements between rows: whole cache lines, and no multiple of 1 KiB, so that the same column of
+// successive rows doesn't fall into one set of the first-level cache.
+int64_t row_stride(int64_t elements, int64_t element_bytes) {
+  int64_t bytes = round_up(elements * element_bytes, kCacheLine);
+  if (bytes % 1024 == 0) bytes += kCacheLine;
+  return bytes / element_bytes;
+}
+
+// The phases of one layer, over one chunk of tokens.
+class FfnJob final : public Job {
+ public:
+  FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels);
+
+  const std::vector<Phase>& phases() const override { return phases_; }
+  void run_task(const Task& task) override;
+
+ private:
+  enum class Step : uint8_t { kStage, kGateUp, kGather, kDown };
+
+  void add_phase(Step step, std::vector<int32_t> tasks_per_group, Barrier barrier);
+  void stage(const Task& task);
+  void gate_up(const Task& task);
+  void gather(const Task& task);
+  void down(const Task& task);
+
+  const char* staged_row(int64_t group, int64_t token) const;
+  // Contiguous rows for a gate/up task: in place if they are, else copied to the worker's scratch.
+  const char* contiguous_rows(const Task& task, const GateUpTask& work);
+  // Where a slice's activations of a row begin.
+  char* intermediate(int64_t slice, int64_t row) const;
+
+  const FfnArgs& args_;
+  const PackedWeights& weights_;
+  const ExpertLayout& layout_;
+  Workspace& workspace_;
+  const KernelTable& kernels_;
+  const Routing routing_;
+  const int64_t num_groups_;
+  const int64_t activation_bytes_;
+
+  std::vector<Phase> phases_;
+  std::vector<Step> steps_;
+
+  bool staging_ = false;           // hidden states must be converted, padded or brought to the group's node
+  int64_t hidden_stride_ = 0;      // elements between rows of staged hidden states
+  int64_t tokens_per_stage_task_ = 1;
+  std::vector<const char*> staged_;  // per group
+
+  bool gathering_ = false;             // several groups: each copies all activations to its node
+  int64_t intermediate_stride_ = 0;    // elements between rows of whole activations
+  int64_t rows_per_gather_task_ = 1;
+  struct Part {
+    char* data;
+    int64_t stride;  // elements
+    BlockRange blocks;
+  };
+  std::vector<Part> parts_;            // per slice
+  std::vector<char*> whole_;           // per group
+
+  std::vector<std::vector<GateUpTask>> gate_up_tasks_;
+  std::vector<std::vector<DownTask>> down_tasks_;
+};
+
+std::vector<int32_t> task_counts(const auto& tasks) {
+  std::vector<int32_t> counts;
+  for (const auto& group : tasks) counts.push_back(static_cast<int32_t>(group.size()));
+  return counts;
+}
+
+FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels)
+    : args_(args),
+      weights_(*args.weights),
+      layout_(args.weights->layout),
+      workspace_(runtime.workspace()),
+      kernels_(kernels),
+      routing_(args.top_k, layout_.num_experts),
+      num_groups_(runtime.pool().num_groups()),
+      activation_bytes_(kernels_.activation_bytes) {
+  const ThreadPool& pool = runtime.pool();
+  std::vector<int> threads_in_group;
+  for (int group = 0; group < pool.num_groups(); ++group) {
+    threads_in_group.push_back(std::max(1, pool.threads_in_group(group)));
+  }
+  const int64_t num_tokens = args.top_k.num_tokens;
+  const int64_t hidden_size = layout_.hidden_size;
+
+  // Hidden states can be read where they are when they already have the kernels' type and need no
+  // padding, and when there is one group. Otherwise every group gets its own copy, on its own node:
+  // read across the link once per node instead of once per thread.
+  const bool same_type = data_type_bytes(args.hidden_states_type) == activation_bytes_ &&
+                         (args.hidden_states_type == DataType::kBfloat16 || layout_.format == WeightFormat::kFloat32 ||
+                          layout_.format == WeightFormat::kFloat16) &&
+                         args.hidden_states_type != DataType::kFloat16;
+  staging_ = !same_type || num_groups_ > 1 || hidden_size % k_group(layout_.format) != 0;
+  hidden_stride_ = staging_ ? row_stride(round_up(hidden_size, k_group(layout_.format)), activation_bytes_)
+                            : hidden_size;
+  staged_.assign(static_cast<size_t>(num_groups_), static_cast<const char*>(args.hidden_states));
+  if (staging_) {
+    for (int64_t group = 0; group < num_groups_; ++group) {
+      staged_[static_cast<size_t>(group)] =
+          workspace_.group(group).staged.reserve(num_tokens * hidden_stride_ * activation_bytes_);
+    }
+    tokens_per_stage_task_ = std::max<int64_t>(1, kBytesPerCopyTask / (hidden_stride_ * activation_bytes_));
+    add_phase(Step::kStage,
+              std::vector<int32_t>(static_cast<size_t>(num_groups_),
+                                   static_cast<int32_t>(divide_up(num_tokens, tokens_per_stage_task_))),
+              Barrier::kGroup);
+  }
+
+  const int64_t max_rows = std::clamp(kGatheredBytes / (hidden_stride_ * activation_bytes_),
+                                      kFewestGatheredRows, kMostGatheredRows);
+  gate_up_tasks_ = plan_gate_up(layout_, routing_, threads_in_group, max_rows);
+  add_phase(Step::kGateUp, task_counts(gate_up_tasks_), Barrier::kPool);
+
+  const int64_t num_rows = routing_.num_rows();
+  const int64_t channels = layout_.intermediate_blocks() * kPanelWidth;
+  intermediate_stride_ = row_stride(channels, activation_bytes_);
+  gathering_ = num_groups_ > 1;
+  for (int64_t slice = 0; slice < layout_.num_slices; ++slice) {
+    parts_.push_back({nullptr, 0, slice_blocks(layout_.intermediate_blocks(), layout_.num_slices, slice)});
+  }
+  if (gathering_) {
+    // Each slice writes a part of its own, on its group's node; its place in the group's buffer follows
+    // from the slices before it.
+    std::vector<int64_t> bytes(static_cast<size_t>(num_groups_), 0);
+    std::vector<int64_t> offset;
+    for (int64_t slice = 0; slice < layout_.num_slices; ++slice) {
+      Part& part = parts_[static_cast<size_t>(slice)];
+      part.stride = row_stride(part.blocks.size() * kPanelWidth, activation_bytes_);
+      int64_t& group_bytes = bytes[static_cast<size_t>(group_of_slice(slice, num_groups_))];
+      offset.push_back(group_bytes);
+      group_bytes += num_rows * part.stride * activation_bytes_;
+    }
+    for (int64_t group = 0; group < num_groups_; ++group) {
+      GroupScratch& scratch = workspace_.group(group);
+      scratch.intermediate.reserve(bytes[static_cast<size_t>(group)]);
+      whole_.push_back(scratch.gathered.reserve(num_rows * intermediate_stride_ * activation_bytes_));
+    }
+    for (int64_t slice = 0; slice < layout_.num_slices; ++slice) {
+      parts_[static_cast<size_t>(slice)].data =
+          workspace_.group(group_of_slice(slice, num_groups_)).intermediate.reserve(0) +
+          offset[static_cast<size_t>(slice)];
+    }
+    rows_per_gather_task_ =
+        std::max<int64_t>(1, kBytesPerCopyTask / (intermediate_stride_ * activation_bytes_));
+    add_phase(Step::kGather,
+              std::vector<int32_t>(static_cast<size_t>(num_groups_),
+                                   static_cast<int32_t>(divide_up(num_rows, rows_per_gather_task_))),
+              Barrier::kGroup);
+  } else {
+    // One group: all slices write into the same rows.
+    char* whole = workspace_.group(0).intermediate.reserve(num_rows * intermediate_stride_ * activation_bytes_);
+    whole_.push_back(whole);
+    for (Part& part : parts_) {
+      part.stride = intermediate_stride_;
+      part.data = whole + part.blocks.begin * kPanelWidth * activation_bytes_;
+    }
+  }
+
+  down_tasks_ = plan_down(layout_, routing_, num_tokens, threads_in_group, kMostDownTokens);
+  add_phase(Step::kDown, task_counts(down_tasks_), Barrier::kPool);
+}
+
+void FfnJob::add_phase(Step step, std::vector<int32_t> tasks_per_group, Barrier barrier) {
+  steps_.push_back(step);
+  phases_.push_back({std::move(tasks_per_group), barrier});
+}
+
+void FfnJob::run_task(const Task& task) {
+  switch (steps_[static_cast<size_t>(task.phase)]) {
+    case Step::kStage: return stage(task);
+    case Step::kGateUp: return gate_up(task);
+    case Step::kGather: return gather(task);
+    case Step::kDown: return down(task);
+  }
+}
+
+const char* FfnJob::staged_row(int64_t group, int64_t token) const {
+  return staged_[static_cast<size_t>(group)] + token * hidden_stride_ * activation_bytes_;
+}
+
+char* FfnJob::intermediate(int64_t slice, int64_t row) const {
+  const Part& part = parts_[static_cast<size_t>(slice)];
+  return part.data + row * part.stride * activation_bytes_;
+}
+
+void FfnJob::stage(const Task& task) {
+  const int64_t begin = task.index * tokens_per_stage_task_;
+  const int64_t end = std::min(begin + tokens_per_stage_task_, args_.top_k.num_tokens);
+  const int64_t source_stride = layout_.hidden_size * data_type_bytes(args_.hidden_states_type);
+  const int64_t padded = round_up(layout_.hidden_size, k_group(layout_.format));
+  for (int64_t token = begin; token < end; ++token) {
+    kernels_.stage_row(static_cast<const char*>(args_.hidden_states) + token * source_stride,
+                       args_.hidden_states_type, layout_.hidden_size, padded,
+                       const_cast<char*>(staged_row(task.group, token)));
+  }
+}
+
+const char* FfnJob::contiguous_rows(const Task& task, const GateUpTask& work) {
+  const int64_t rows = work.row_end - work.row_begin;
+  const int64_t first_token = routing_.token(work.row_begin);
+  // Tokens of an expert ascend, so the ends tell (unless an expert appears twice in one row).
+  bool contiguous = routing_.token(work.row_end - 1) - first_token == rows - 1;
+  for (int64_t row = work.row_begin; contiguous && row < work.row_end; ++row) {
+    contiguous = routing_.token(row) - first_token == row - work.row_begin;
+  }
+  if (contiguous) return staged_row(task.group, first_token);
+  const int64_t row_bytes = hidden_stride_ * activation_bytes_;
+  char* rows_copy = workspace_.thread(task.thread).rows.reserve(rows * row_bytes);
+  const int64_t used_bytes = round_up(layout_.hidden_size, k_group(layout_.format)) * activation_bytes_;
+  for (int64_t row = 0; row < rows; ++row) {
+    std::memcpy(rows_copy + row * row_bytes, staged_row(task.group, routing_.token(work.row_begin + row)),
+                static_cast<size_t>(used_bytes));
+  }
+  return rows_copy;
+}
+
+void FfnJob::gate_up(const Task& task) {
+  const GateUpTask& work =
+      gate_up_tasks_[static_cast<size_t>(task.group)][static_cast<size_t>(task.index)];
+  const int64_t rows = work.row_end - work.row_begin;
+  const int64_t expert = routing_.expert(work.active);
+  const int64_t panels_per_block = layout_.panels_per_gate_up_block();
+  const int64_t panels_at_once = rows <= kFewRows ? kPanelsForFewRows : panels_per_block;
+  const int64_t blocks_at_once = std::max<int64_t>(1, panels_at_once / panels_per_block);
+  const int64_t tile_stride = blocks_at_once * panels_per_block * kPanelWidth;
+  const char* x = contiguous_rows(task, work);
+  float* tile = workspace_.thread(task.thread).tile.reserve_elements<float>(rows * tile_stride);
+
+  for (int64_t block = work.block_begin; block < work.block_end; block += blocks_at_once) {
+    const int64_t blocks = std::min(blocks_at_once, work.block_end - block);
+    GemmArgs gemm{};
+    gemm.x = x;
+    gemm.x_stride = hidden_stride_;
+    gemm.rows = rows;
+    gemm.k = layout_.hidden_size;
+    gemm.weights = weights_.gate_up_block(work.slice, expert, block);
+    gemm.panel_stride = layout_.gate_up_panel_bytes();
+    gemm.num_panels = blocks * panels_per_block;
+    gemm.out = tile;
+    gemm.out_stride = tile_stride;
+    kernels_.gemm(gemm);
+
+    ActivateArgs activate{};
+    activate.activation = args_.activation.activation;
+    activate.gated = layout_.gated;
+    activate.alpha = args_.activation.alpha;
+    activate.limit = args_.activation.limit;
+    activate.gate_up = tile;
+    activate.gate_up_stride = tile_stride;
+    activate.bias = weights_.gate_up_bias_block(work.slice, expert, block);
+    activate.rows = rows;
+    activate.num_blocks = blocks;
+    activate.out = intermediate(work.slice, work.row_begin) + block * kPanelWidth * activation_bytes_;
+    activate.out_stride = parts_[static_cast<size_t>(work.slice)].stride;
+    kernels_.activate(activate);
+  }
+}
+
+void FfnJob::gather(const Task& task) {
+  const int64_t begin = task.index * rows_per_gather_task_;
+  const int64_t end = std::min(begin + rows_per_gather_task_, routing_.num_rows());
+  for (int64_t row = begin; row < end; ++row) {
+    char* whole = whole_[static_cast<size_t>(task.group)] + row * intermediate_stride_ * activation_bytes_;
+    for (int64_t slice = 0; slice < layout_.num_slices; ++slice) {
+      const BlockRange blocks = parts_[static_cast<size_t>(slice)].blocks;
+      std::memcpy(whole + blocks.begin * kPanelWidth * activation_bytes_, intermediate(slice, row),
+                  static_cast<size_t>(blocks.size() * kPanelWidth * activation_bytes_));
+    }
+  }
+}
+
+void FfnJob::down(const Task& task) {
+  const DownTask& work = down_tasks_[static_cast<size_t>(task.group)][static_cast<size_t>(task.index)];
+  ThreadScratch& scratch = workspace_.thread(task.thread);
+  const int64_t tokens = work.token_end - work.token_begin;
+  const bool all_tokens = tokens == args_.top_k.num_tokens;
+  const int64_t blocks_at_once = tokens <= kFewRows ? kPanelsForFewRows : kPanelsForManyRows;
+  const int64_t stride = blocks_at_once * kPanelWidth;
+  const int64_t first_channel = slice_blocks(layout_.hidden_blocks(), layout_.num_slices, work.slice).begin *
+                                kPanelWidth;
+  const int64_t element_bytes = data_type_bytes(args_.hidden_states_type);
+  float* sums = scratch.accumulator.reserve_elements<float>(tokens * stride);
+
+  for (int64_t block = work.block_begin; block < work.block_end; block += blocks_at_once) {
+    const int64_t blocks = std::min(blocks_at_once, work.block_end - block);
+    const int64_t width = blocks * kPanelWidth;
+    std::memset(sums, 0, static_cast<size_t>(tokens * stride) * sizeof(float));
+    for (int64_t active = 0; active < routing_.num_active(); ++active) {
+      const int64_t row_begin = all_tokens ? routing_.row_begin(active)
+                                           : routing_.first_row_of_token(active, work.token_begin);
+      const int64_t row_end =
+          all_tokens ? routing_.row_end(active) : routing_.first_row_of_token(active, work.token_end);
+      const int64_t rows = row_end - row_begin;
+      if (rows == 0) continue;
+      const int64_t expert = routing_.expert(active);
+      float* tile = scratch.tile.reserve_elements<float>(rows * stride);
+      GemmArgs gemm{};
+      gemm.x = whole_[static_cast<size_t>(task.group)] + row_begin * intermediate_stride_ * activation_bytes_;
+      gemm.x_stride = intermediate_stride_;
+      gemm.rows = rows;
+      gemm.k = layout_.intermediate_size;
+      gemm.weights = weights_.down_block(work.slice, expert, block);
+      gemm.panel_stride = layout_.down_panel_bytes();
+      gemm.num_panels = blocks;
+      gemm.out = tile;
+      gemm.out_stride = stride;
+      kernels_.gemm(gemm);
+      const float* bias = weights_.down_bias_block(work.slice, expert, block);
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t token = routing_.token(row_begin + row) - work.token_begin;
+        kernels_.accumulate_row(routing_.weight(row_begin + row), tile + row * stride, bias, width,
+                                sums + token * stride);
+      }
+    }
+    const int64_t channel = first_channel + block * kPanelWidth;
+    const int64_t channels = std::min(width, layout_.hidden_size - channel);
+    for (int64_t token = 0; token < tokens; ++token) {
+      char* out = static_cast<char*>(args_.output) +
+                  ((work.token_begin + token) * layout_.hidden_size + channel) * element_bytes;
+      kernels_.store_row(sums + token * stride, channels, args_.hidden_states_type, out);
+    }
+  }
+}
+
+// Tokens per chunk, so that a group's scratch stays near kChunkBytes.
+int64_t tokens_per_chunk(const FfnArgs& args) {
+  const ExpertLayout& layout = args.weights->layout;
+  const int64_t bytes_per_token =
+      4 * (layout.hidden_size + 2 * args.top_k.top_k * layout.intermediate_blocks() * kPanelWidth);
+  return std::max<int64_t>(kFewRows, kChunkBytes / bytes_per_token);
+}
+
+const void* advance(const void* base, int64_t elements, int64_t element_bytes) {
+  return static_cast<const char*>(base) + elements * element_bytes;
+}
+
+}  // namespace
+
+void run_experts_ffn(Runtime& runtime, const FfnArgs& args) {
+  const int64_t num_tokens = args.top_k.num_tokens;
+  const int64_t chunk = tokens_per_chunk(args);
+  const int64_t hidden_size = args.weights->layout.hidden_size;
+  const int64_t element_bytes = data_type_bytes(args.hidden_states_type);
+  // Chosen once for all chunks, by what doesn't depend on where they are cut.
+  const ExpertLayout& layout = args.weights->layout;
+  const int64_t rows_per_expert = num_tokens * args.top_k.top_k / layout.num_experts;
+  const KernelTable& kernels = kernel_table_for_rows(layout.format, runtime.instruction_set(), rows_per_expert);
+  const std::lock_guard lock(runtime.workspace_mutex());
+  for (int64_t begin = 0; begin < num_tokens; begin += chunk) {
+    FfnArgs part = args;
+    const int64_t position = begin * args.top_k.top_k;
+    part.top_k.num_tokens = std::min(chunk, num_tokens - begin);
+    part.top_k.ids = advance(args.top_k.ids, position, args.top_k.ids_type == IndexType::kInt32 ? 4 : 8);
+    part.top_k.weights = advance(args.top_k.weights, position, data_type_bytes(args.top_k.weights_type));
+    part.hidden_states = advance(args.hidden_states, begin * hidden_size, element_bytes);
+    part.output = static_cast<char*>(args.output) + begin * hidden_size * element_bytes;
+    FfnJob job(runtime, part, kernels);
+    runtime.pool().run(job);
+  }
+}
+
+}  // namespace numa_moe

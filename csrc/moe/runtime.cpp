@@ -1,0 +1,96 @@
+#include "moe/runtime.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+namespace numa_moe {
+namespace {
+
+// Everything global. Leaked, so that no static destructor runs while other threads still compute.
+struct Globals {
+  std::mutex mutex;
+  std::shared_ptr<Runtime> runtime;
+  std::function<void()> starter;
+};
+
+Globals& globals() {
+  static Globals* const instance = [] {
+    auto* created = new Globals;
+    // The child of a fork has the memory of the pool but not its threads. Taking the mutex around the
+    // fork makes the child see a whole shared_ptr; the child then forgets the runtime without running
+    // its destructor (which would join threads that don't exist there).
+    pthread_atfork([] { globals().mutex.lock(); }, [] { globals().mutex.unlock(); },
+                   [] {
+                     new std::shared_ptr<Runtime>(std::move(globals().runtime));  // leaked on purpose
+                     globals().runtime = nullptr;
+                     globals().mutex.unlock();
+                   });
+    return created;
+  }();
+  return *instance;
+}
+
+RuntimeOptions default_options() {
+  const unsigned cpus = std::max(1u, std::thread::hardware_concurrency());  // honours the affinity mask
+  RuntimeOptions options;
+  options.pool.cpus_per_group = {std::vector<int>(cpus, -1)};
+  options.node_per_group = {-1};
+  options.instruction_set = supported_instruction_sets().back();
+  return options;
+}
+
+}  // namespace
+
+Runtime::Runtime(RuntimeOptions options)
+    : options_(std::move(options)),
+      pool_(options_.pool),
+      workspace_(options_.node_per_group, pool_.num_threads()) {
+  if (options_.node_per_group.size() != options_.pool.cpus_per_group.size()) {
+    throw std::invalid_argument("node_per_group must have one entry per group of workers");
+  }
+}
+
+std::shared_ptr<Runtime> running_runtime() {
+  const std::lock_guard lock(globals().mutex);
+  return globals().runtime;
+}
+
+void install_runtime(std::shared_ptr<Runtime> runtime) {
+  std::shared_ptr<Runtime> previous;
+  {
+    const std::lock_guard lock(globals().mutex);
+    previous = std::exchange(globals().runtime, std::move(runtime));
+  }
+  // previous stops here, outside of the lock, unless a call still uses it: then with that call.
+}
+
+void set_runtime_starter(std::function<void()> starter) {
+  const std::lock_guard lock(globals().mutex);
+  globals().starter = std::move(starter);
+}
+
+std::shared_ptr<Runtime> current_runtime() {
+  std::function<void()> starter;
+  {
+    const std::lock_guard lock(globals().mutex);
+    if (globals().runtime != nullptr) return globals().runtime;
+    starter = globals().starter;
+  }
+  if (starter) {
+    starter();
+  } else {
+    auto started = std::make_shared<Runtime>(default_options());
+    const std::lock_guard lock(globals().mutex);
+    if (globals().runtime == nullptr) globals().runtime = std::move(started);
+  }
+  auto runtime = running_runtime();
+  if (runtime == nullptr) throw std::runtime_error("numa_moe: the runtime did not start");
+  return runtime;
+}
+
+}  // namespace numa_moe

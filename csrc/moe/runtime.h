@@ -1,0 +1,55 @@
+// The process-wide pool and what goes with it.
+//
+// One runtime serves all layers of a process. It starts on first use, is replaced by configure(), and
+// is never destroyed at exit: its threads sleep, and a destructor that joins them while the process is
+// being torn down is how programs hang.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "moe/workspace.h"
+#include "pool/thread_pool.h"
+
+namespace numa_moe {
+
+struct RuntimeOptions {
+  PoolOptions pool;
+  std::vector<int> node_per_group;  // one per group; -1: memory may lie anywhere
+  InstructionSet instruction_set;
+};
+
+class Runtime {
+ public:
+  explicit Runtime(RuntimeOptions options);
+
+  ThreadPool& pool() { return pool_; }
+  const RuntimeOptions& options() const { return options_; }
+  InstructionSet instruction_set() const { return options_.instruction_set; }
+
+  // The workspace belongs to one layer at a time: hold the lock from planning until the output is
+  // written.
+  std::mutex& workspace_mutex() { return workspace_mutex_; }
+  Workspace& workspace() { return workspace_; }
+
+ private:
+  RuntimeOptions options_;
+  ThreadPool pool_;
+  std::mutex workspace_mutex_;
+  Workspace workspace_;
+};
+
+// The running runtime; starts one if there is none (first use, or first use after a fork).
+std::shared_ptr<Runtime> current_runtime();
+// The running runtime or null.
+std::shared_ptr<Runtime> running_runtime();
+// Makes a runtime the current one. Calls that are under way finish on the old one, which then stops.
+void install_runtime(std::shared_ptr<Runtime> runtime);
+// What current_runtime() calls when none is running; must call install_runtime(). Without a starter a
+// single unpinned group with a thread per CPU that the process may use is started.
+void set_runtime_starter(std::function<void()> starter);
+
+}  // namespace numa_moe

@@ -1,0 +1,129 @@
+// torch.ops.numa_moe.pack_* and unpack_*: checks, then one call into the packing jobs.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <string>
+
+#include "moe/packing.h"
+#include "ops/checks.h"
+
+namespace numa_moe {
+namespace {
+
+WeightView check_view(const char* argument, const Tensor& tensor, const char* accepted) {
+  check_cpu(argument, tensor);
+  check_dimensions(argument, tensor, 3, accepted);
+  const DataType type = check_float_type(argument, tensor);
+  return {tensor.data_ptr(), type, tensor.size(0), tensor.size(1), tensor.size(2),
+          tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+void check_expert_range(int64_t first_expert, int64_t count, int64_t num_experts) {
+  if (first_expert < 0 || first_expert + count > num_experts) {
+    fail("first_expert must leave room for " + std::to_string(count) + " experts in " +
+         std::to_string(num_experts) + ", got " + std::to_string(first_expert));
+  }
+}
+
+PackedProjection check_projection(const Tensor& packed, int64_t dimensions, ExpertLayout layout) {
+  check_cpu("packed", packed);
+  PackedProjection projection{layout, static_cast<char*>(packed.data_ptr()),
+                              check_packed_strides("packed", packed)};
+  projection.layout.format = check_packed_format("packed", packed);
+  projection.layout.num_slices = packed.size(0);
+  projection.layout.num_experts = packed.size(1);
+  if (packed.dim() != dimensions || packed.size(dimensions - 2) != kPanelWidth ||
+      packed.size(dimensions - 1) != k_group(projection.layout.format)) {
+    fail("packed must come from pack_experts, got " + describe(packed));
+  }
+  return projection;
+}
+
+struct GateUp {
+  PackedProjection packed;
+  WeightView gate;
+  std::optional<WeightView> up;
+  const WeightView* up_or_null() const { return up.has_value() ? &*up : nullptr; }
+};
+
+GateUp check_gate_up(const Tensor& packed, const Tensor& gate, const std::optional<Tensor>& up,
+                     int64_t first_expert) {
+  constexpr const char* kAccepted = "[n, intermediate_size, hidden_size]";
+  GateUp checked{};
+  checked.gate = check_view("gate", gate, kAccepted);
+  if (up.has_value()) {
+    checked.up = check_view("up", *up, kAccepted);
+    check_shape("up", *up, {gate.size(0), gate.size(1), gate.size(2)}, "the shape of gate");
+    if (checked.up->type != checked.gate.type) {
+      fail("gate and up must have one dtype, got " + describe(gate) + " and " + describe(*up));
+    }
+  }
+  check_dimensions("packed", packed, 7, "a packed gate_up_proj");
+  ExpertLayout layout{};
+  layout.hidden_size = gate.size(2);
+  layout.intermediate_size = gate.size(1);
+  layout.gated = up.has_value();
+  checked.packed = check_projection(packed, 7, layout);
+  const ExpertLayout& full = checked.packed.layout;
+  const int64_t group = k_group(full.format);
+  check_shape("packed", packed,
+              {full.num_slices, full.num_experts, full.gate_up_blocks_per_slice(),
+               full.panels_per_gate_up_block(), (full.hidden_size + group - 1) / group, kPanelWidth, group},
+              "for gate and up of this size");
+  check_expert_range(first_expert, gate.size(0), full.num_experts);
+  return checked;
+}
+
+struct Down {
+  PackedProjection packed;
+  WeightView down;
+};
+
+Down check_down(const Tensor& packed, const Tensor& down, int64_t first_expert) {
+  Down checked{};
+  checked.down = check_view("down", down, "[n, hidden_size, intermediate_size]");
+  check_dimensions("packed", packed, 6, "a packed down_proj");
+  ExpertLayout layout{};
+  layout.hidden_size = down.size(1);
+  layout.intermediate_size = down.size(2);
+  checked.packed = check_projection(packed, 6, layout);
+  const ExpertLayout& full = checked.packed.layout;
+  const int64_t group = k_group(full.format);
+  check_shape("packed", packed,
+              {full.num_slices, full.num_experts, full.down_blocks_per_slice(),
+               (full.intermediate_size + group - 1) / group, kPanelWidth, group},
+              "for down of this size");
+  check_expert_range(first_expert, down.size(0), full.num_experts);
+  return checked;
+}
+
+void pack_gate_up_op(Tensor packed, const Tensor& gate, std::optional<Tensor> up, int64_t first_expert) {
+  const GateUp checked = check_gate_up(packed, gate, up, first_expert);
+  pack_gate_up(*current_runtime(), checked.packed, first_expert, checked.gate, checked.up_or_null());
+}
+
+void pack_down_op(Tensor packed, const Tensor& down, int64_t first_expert) {
+  const Down checked = check_down(packed, down, first_expert);
+  pack_down(*current_runtime(), checked.packed, first_expert, checked.down);
+}
+
+void unpack_gate_up_op(const Tensor& packed, Tensor gate, std::optional<Tensor> up, int64_t first_expert) {
+  const GateUp checked = check_gate_up(packed, gate, up, first_expert);
+  unpack_gate_up(*current_runtime(), checked.packed, first_expert, checked.gate, checked.up_or_null());
+}
+
+void unpack_down_op(const Tensor& packed, Tensor down, int64_t first_expert) {
+  const Down checked = check_down(packed, down, first_expert);
+  unpack_down(*current_runtime(), checked.packed, first_expert, checked.down);
+}
+
+}  // namespace
+}  // namespace numa_moe
+
+STABLE_TORCH_LIBRARY_IMPL(numa_moe, CPU, library) {
+  library.impl("pack_gate_up", TORCH_BOX(&numa_moe::pack_gate_up_op));
+  library.impl("pack_down", TORCH_BOX(&numa_moe::pack_down_op));
+  library.impl("unpack_gate_up", TORCH_BOX(&numa_moe::unpack_gate_up_op));
+  library.impl("unpack_down", TORCH_BOX(&numa_moe::unpack_down_op));
+}
