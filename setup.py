@@ -1,7 +1,7 @@
 """Builds the extension module torch_numa_moe._C; everything else about the package is in pyproject.toml.
 
-Environment: CXX chooses the compiler, MAX_JOBS the number of parallel compilations, and
-NUMA_MOE_WERROR=1 turns warnings into errors (CI does that; elsewhere an unknown compiler shouldn't stop a build).
+Environment: CXX chooses the compiler, MAX_JOBS the number of parallel compilations, and NUMA_MOE_WERROR=1
+turns warnings into errors (CI does; elsewhere the warnings of an unknown compiler shouldn't stop a build).
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ class BuildExtension(_BuildExtension):  # type: ignore[misc]
     """torch's build command (ninja, C++20), with checks before it and the paths of torch added late."""
 
     def run(self) -> None:
+        """Checks what the build needs, then builds."""
         _check_platform()
         _check_torch()
         _check_compiler()

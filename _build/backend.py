@@ -44,7 +44,8 @@ def _import_path_outside_isolation() -> list[str]:
     isolating = ("PYTHONPATH", "PYTHONNOUSERSITE")
     environment = {name: value for name, value in os.environ.items() if name not in isolating}
     command = [sys.executable, "-c", "import sys; print('\\n'.join(sys.path[1:]))"]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return done.stdout.splitlines()
 
 
 def _lend_torch() -> bool:
@@ -59,7 +60,7 @@ _TORCH_IS_INSTALLED = _lend_torch()
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """setuptools' own requirements, and torch if the caller has none."""
+    """What setuptools requires, and torch if the caller has none."""
     requirements = build_meta.get_requires_for_build_wheel(config_settings)
     return requirements if _TORCH_IS_INSTALLED else [*requirements, _TORCH_REQUIREMENT]
 

@@ -12,6 +12,7 @@
 #include "memory/placed_region.h"
 #include "moe/expert_layout.h"
 #include "moe/runtime.h"
+#include "ops/exit_guard.h"
 #include "probe/compute_peak.h"
 #include "probe/read_bandwidth.h"
 
@@ -75,6 +76,7 @@ void bind_runtime(py::module_& module) {
       (*held)();
     });
   });
+  module.def("begin_process_exit", &begin_process_exit);
   module.def("counters", [] {
     const auto runtime = running_runtime();
     return runtime == nullptr ? PoolCounters{} : runtime->pool().counters();

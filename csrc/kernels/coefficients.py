@@ -26,12 +26,17 @@ def exponential_rest(r: mpmath.mpf) -> mpmath.mpf:
     return (mpmath.exp(r) - 1 - r) / r**2
 
 
-OFFSET = mpmath.mpf(4)
+OFFSET = mpmath.mpf("2.5")
+LARGEST = 16  # Phi(-16) is zero in fp32
 
 
-def scaled_mills_ratio(s: mpmath.mpf) -> mpmath.mpf:
-    """Phi(-a) e^(a^2 / 2) (a + OFFSET) at s = 1 / (a + OFFSET)."""
-    a = max(1 / s - OFFSET, mpmath.mpf(0))
+def position(a: mpmath.mpf) -> mpmath.mpf:
+    return (a - OFFSET) / (a + OFFSET)
+
+
+def scaled_mills_ratio(t: mpmath.mpf) -> mpmath.mpf:
+    """Phi(-a) e^(a^2 / 2) (a + OFFSET) for the a at position t."""
+    a = OFFSET * (1 + t) / (1 - t)
     return mpmath.erfc(a / mpmath.sqrt(2)) * mpmath.exp(a**2 / 2) / 2 * (a + OFFSET)
 
 
@@ -44,7 +49,7 @@ def main() -> None:
     slope = 2 * mpmath.sqrt(2 / mpmath.pi)
     print(f"gelu_tanh: {to_fp32(slope).hex()} {to_fp32(slope * mpmath.mpf('0.044715')).hex()}")
     print_fit("exponential", exponential_rest, [-reach, reach], 5)
-    print_fit("normal_distribution", scaled_mills_ratio, [1 / (16 + OFFSET), 1 / OFFSET], 10)
+    print_fit("normal_distribution", scaled_mills_ratio, [position(mpmath.mpf(0)), position(LARGEST)], 10)
 
 
 if __name__ == "__main__":

@@ -25,11 +25,16 @@ bool always() { return true; }
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+#if defined(NUMA_MOE_EMULATE_X86)
+bool has_avx512() { return has_avx2(); }
+bool has_avx512bf16() { return has_avx2(); }
+#else
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
 bool has_amx() { return has_avx512bf16() && amx::is_available(); }
 #elif defined(__aarch64__)
 bool has_neon_bf16() { return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }

@@ -25,8 +25,14 @@ static constexpr InstructionSet kInstructionSet = InstructionSet::kAvx512Bf16;
 #include "kernels/vector_avx512.inl"
 
 #define NUMA_MOE_BFLOAT16_DOT
+// In assembly for the same reason as accumulate().
 NUMA_MOE_INLINE Vector dot_bfloat16(Bits weights, Bits x, Vector sum) {
-  return {_mm512_dpbf16_ps(sum.value, (__m512bh)weights.value, (__m512bh)x.value)};
+#if defined(NUMA_MOE_EMULATE_X86)
+  return {emulated::dpbf16_ps(sum.value, weights.value, x.value)};
+#else
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.value) : "v"(weights.value), "v"(x.value));
+  return sum;
+#endif
 }
 
 #include "kernels/kernels.inl"

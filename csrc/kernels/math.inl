@@ -8,7 +8,7 @@ NUMA_MOE_INLINE Vector absolute(Vector x) { return from_bits(bit_and(to_bits(x),
 NUMA_MOE_INLINE Vector at_most(Vector x, Vector limit) { return select(less(limit, x), limit, x); }
 NUMA_MOE_INLINE Vector at_least(Vector x, Vector limit) { return select(less(x, limit), limit, x); }
 
-// e^x, error <= 1 ulp; infinity from 88.72284 on, zero below -103.98.
+// e^x, error <= 1.1 ulp (measured on every float); infinity from 88.72284 on, zero below -103.98.
 // x = n ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite), e^r by a polynomial.
 NUMA_MOE_INLINE Vector exponential(Vector x) {
   x = at_least(at_most(x, broadcast(90.0f)), broadcast(-110.0f));
@@ -35,16 +35,16 @@ NUMA_MOE_INLINE Vector exponential(Vector x) {
   return multiply(multiply(p, first), second);
 }
 
-// 1 / (1 + e^-x), error <= 3 ulp. Only e^-|x| is taken, which can't overflow.
+// 1 / (1 + e^-x), error <= 2.5 ulp. Only e^-|x| is taken, which can't overflow.
 NUMA_MOE_INLINE Vector sigmoid(Vector x) {
   const Vector one = broadcast(1.0f);
   const Vector e = exponential(subtract(zero(), absolute(x)));
   return divide(select(less(x, zero()), e, one), add(one, e));
 }
 
-// The normal distribution's Phi(x) = (1 + erf(x / sqrt 2)) / 2, error <= 4 ulp, in its lower tail too.
-// Phi(-a) = e^(-a^2 / 2) M(a); M(a) (a + 4) is a polynomial in 1 / (a + 4), a >= 0 (cf. Shepherd and
-// Laframboise, Math. Comp. 36, 1981).
+// The normal distribution's Phi(x) = (1 + erf(x / sqrt 2)) / 2, error <= 5.5 ulp, in its lower tail too.
+// Phi(-a) = e^(-a^2 / 2) R(a), where R(a) (a + c) is a polynomial in (a - c) / (a + c) for a >= 0 (cf.
+// Shepherd and Laframboise, Math. Comp. 36, 1981), here with c = 2.5.
 NUMA_MOE_INLINE Vector normal_distribution(Vector x) {
   const Vector a = at_most(absolute(x), broadcast(16.0f));
   const Vector square = multiply(a, a);
@@ -52,17 +52,19 @@ NUMA_MOE_INLINE Vector normal_distribution(Vector x) {
   const Vector minus_half = broadcast(-0.5f);
   Vector tail = exponential(multiply(square, minus_half));
   tail = fused_multiply_add(multiply(square_rest, minus_half), tail, tail);
-  const Vector s = divide(broadcast(1.0f), add(a, broadcast(4.0f)));
-  Vector p = broadcast(0x1.10e2e2p14f);
-  p = fused_multiply_add(p, s, broadcast(-0x1.040f72p14f));
-  p = fused_multiply_add(p, s, broadcast(0x1.baaa96p11f));
-  p = fused_multiply_add(p, s, broadcast(0x1.8c0ab4p8f));
-  p = fused_multiply_add(p, s, broadcast(0x1.1a8fdap6f));
-  p = fused_multiply_add(p, s, broadcast(0x1.569a12p6f));
-  p = fused_multiply_add(p, s, broadcast(0x1.2c121ep4f));
-  p = fused_multiply_add(p, s, broadcast(0x1.85eb58p2f));
-  p = fused_multiply_add(p, s, broadcast(0x1.97b4d0p0f));
-  p = fused_multiply_add(p, s, broadcast(0x1.988e72p-2f));
+  const Vector offset = broadcast(2.5f);
+  const Vector s = divide(broadcast(1.0f), add(a, offset));
+  const Vector t = multiply(subtract(a, offset), s);
+  Vector p = broadcast(-0x1.5073bcp-13f);
+  p = fused_multiply_add(p, t, broadcast(-0x1.4bf71ap-12f));
+  p = fused_multiply_add(p, t, broadcast(0x1.673a7ep-11f));
+  p = fused_multiply_add(p, t, broadcast(0x1.4b7a52p-9f));
+  p = fused_multiply_add(p, t, broadcast(-0x1.a36684p-10f));
+  p = fused_multiply_add(p, t, broadcast(-0x1.0c7f76p-6f));
+  p = fused_multiply_add(p, t, broadcast(0x1.2ea0f4p-7f));
+  p = fused_multiply_add(p, t, broadcast(0x1.0e4f48p-3f));
+  p = fused_multiply_add(p, t, broadcast(-0x1.bc19c0p-2f));
+  p = fused_multiply_add(p, t, broadcast(0x1.69cee6p-1f));
   tail = multiply(multiply(tail, s), p);
   return select(less(x, zero()), tail, subtract(broadcast(1.0f), tail));
 }

@@ -4,6 +4,8 @@
 constexpr int kVectorsPerPanel = kPanelWidth / kLanes;
 constexpr int kCacheLine = 64;
 
+NUMA_MOE_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // Keeps the compiler from rewriting a pointer in terms of others, which would take more registers than
 // there are.
 template <typename T>
@@ -11,10 +13,9 @@ NUMA_MOE_INLINE void hide(T*& pointer) {
   asm volatile("" : "+r"(pointer));
 }
 
-// Weights that a tile fetches while it multiplies others: step bytes of each of four panels at a time.
+// Memory that a tile fetches while it multiplies: from next on, step bytes per line of weights.
 struct Fetch {
   const char* next;
-  int64_t panel_stride;
   int64_t step;
 };
 
@@ -30,6 +31,10 @@ struct Tile {
   // Rows are addressed as base + {0, 1, 2} * stride, panels as base + {0, 1} * stride.
   static constexpr int kRowBases = (kRows + 2) / 3;
   static constexpr int kPanelBases = (kPanels + 1) / 2;
+  // How far ahead of its use a line of weights is fetched. The more instructions a line takes, the fewer
+  // lines ahead the processor sees by itself. The factor is the best of 0, 32, 64, 96, 128, 192, 256 for
+  // 1 and 2 rows on Zen 3.
+  static constexpr int64_t kBytesAhead = 96 * kRows * kVectorsPerPanel * Format::kSteps * kGroupsPerLine;
   // A step holds in registers either the activations of all rows or some weights: of all panels, or where
   // the accumulators leave no room for that, of one panel after the other.
   static constexpr int kFreeRegisters = kRegisters - kRows * kVectors;
@@ -42,16 +47,17 @@ struct Tile {
   int64_t panel_stride;
   Vector sum[kRows][kVectors];
 
-  // Weights come from memory: a line of each panel is fetched `ahead` bytes before its turn. Near the end
-  // of these panels it is the first lines of the next ones, which follow them.
-  __attribute__((noinline)) static void stream(const Activation* x, int64_t x_stride, const char* weights, int64_t panel_stride,
-                     int64_t groups, int64_t ahead, float* out, int64_t out_stride) {
+  // Weights come from memory: a line of each panel is fetched some time before its turn. Near the end of
+  // these panels it is the first lines of the next ones, which follow them.
+  __attribute__((noinline)) static void stream(const Activation* x, int64_t x_stride, const char* weights,
+                                               int64_t panel_stride, int64_t groups, float* out,
+                                               int64_t out_stride) {
     Tile tile;
     tile.start(x, x_stride, weights, panel_stride);
     tile.clear();
     int64_t lines = groups / kGroupsPerLine;
-    const int64_t lines_ahead = ahead / kCacheLine;
-    int64_t fetched_before = lines_ahead < lines ? lines_ahead : lines;
+    int64_t ahead = kBytesAhead;
+    const int64_t fetched_before = smaller(lines, ahead / kCacheLine);
     for (; lines > fetched_before; --lines) {
       tile.prefetch_panels(ahead);
       tile.multiply_line();
@@ -65,10 +71,10 @@ struct Tile {
     tile.store_sums(out, out_stride);
   }
 
-  // Weights come from a cache. Meanwhile the next ones are fetched: a line of each of four panels per four
-  // lines of these. resume: the sums go on from what is in out.
-  __attribute__((noinline)) static void multiply(const Activation* x, int64_t x_stride, const char* weights, int64_t panel_stride,
-                       int64_t groups, Fetch fetch, bool resume, float* out, int64_t out_stride) {
+  // Weights come from a cache. resume: the sums go on from what is in out.
+  __attribute__((noinline)) static void multiply(const Activation* x, int64_t x_stride, const char* weights,
+                                                 int64_t panel_stride, int64_t groups, Fetch fetch,
+                                                 bool resume, float* out, int64_t out_stride) {
     Tile tile;
     tile.start(x, x_stride, weights, panel_stride);
     if (resume) {
@@ -76,18 +82,12 @@ struct Tile {
     } else {
       tile.clear();
     }
-    const char* next = fetch.next;
-    for (; groups >= 4 * kGroupsPerLine; groups -= 4 * kGroupsPerLine) {
-      // Not unrolled: GCC moves accumulators about when it sees several lines at once.
-#pragma GCC unroll 1
-      for (int panel = 0; panel < 4; ++panel) {
-        __builtin_prefetch(next);
-        next += fetch.panel_stride;
-        tile.multiply_line();
-      }
-      next += fetch.step - 4 * fetch.panel_stride;
+    for (int64_t lines = groups / kGroupsPerLine; lines > 0; --lines) {
+      __builtin_prefetch(fetch.next);
+      fetch.next += fetch.step;
+      tile.multiply_line();
     }
-    tile.multiply_rest(groups);
+    tile.multiply_rest(groups % kGroupsPerLine);
     tile.store_sums(out, out_stride);
   }
 
@@ -165,8 +165,8 @@ struct Tile {
     }
   }
 
-  // Keeps the compiler from holding on to what it loaded for another step: there are no registers for it.
-  NUMA_MOE_INLINE_MEMBER void end_step() const { asm volatile("" : : : "memory"); }
+  // Keeps the compiler from loading ahead, or holding on to what it loaded: there are no registers for it.
+  NUMA_MOE_INLINE_MEMBER void forget_loads() const { asm volatile("" : : : "memory"); }
 
   NUMA_MOE_INLINE_MEMBER Weight load_weight(int group, int step, int vector) const {
     const int panel = vector / kVectorsPerPanel;
@@ -193,8 +193,8 @@ struct Tile {
           for (int row = 0; row < kRows; ++row) {
             sum[row][vector] = Format::multiply_add(weight, activation[row], sum[row][vector]);
           }
+          if ((vector + 1) % kVectorsPerPanel == 0) forget_loads();
         }
-        end_step();
       } else {
 #pragma GCC unroll 4
         for (int first = 0; first < kVectors; first += kHeldWeights) {
@@ -209,7 +209,7 @@ struct Tile {
               sum[row][first + held] = Format::multiply_add(weight[held], activation, sum[row][first + held]);
             }
           }
-          end_step();
+          forget_loads();
         }
       }
     }

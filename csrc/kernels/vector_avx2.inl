@@ -61,6 +61,14 @@ NUMA_MOE_INLINE Bits shift_right_signed(Bits a) {
   return {_mm256_srai_epi32(a.value, kCount)};
 }
 
+alignas(32) static constexpr uint32_t kHighHalves[kLanes] = {
+    0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u, 0xffff0000u};
+// In assembly, because GCC would give the mask a register that accumulators need.
+NUMA_MOE_INLINE Bits high_halves(Bits a) {
+  asm("vpand %1, %0, %0" : "+x"(a.value) : "m"(kHighHalves));
+  return a;
+}
+
 NUMA_MOE_INLINE Bits load_bits(const void* from) {
   return {_mm256_loadu_si256(static_cast<const __m256i*>(from))};
 }

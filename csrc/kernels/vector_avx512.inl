@@ -65,6 +65,8 @@ NUMA_MOE_INLINE Bits shift_right_signed(Bits a) {
   return {_mm512_srai_epi32(a.value, kCount)};
 }
 
+NUMA_MOE_INLINE Bits high_halves(Bits a) { return bit_and(a, broadcast_bits(0xffff0000u)); }
+
 NUMA_MOE_INLINE Bits load_bits(const void* from) { return {_mm512_loadu_si512(from)}; }
 NUMA_MOE_INLINE Bits load_halves(const void* from) {
   return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(static_cast<const __m256i*>(from)))};

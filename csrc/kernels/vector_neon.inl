@@ -29,7 +29,11 @@ NUMA_MOE_INLINE Vector divide(Vector a, Vector b) { return {vdivq_f32(a.value, b
 NUMA_MOE_INLINE Vector fused_multiply_add(Vector a, Vector b, Vector c) {
   return {vfmaq_f32(c.value, a.value, b.value)};
 }
-NUMA_MOE_INLINE Vector accumulate(Vector a, Vector b, Vector sum) { return fused_multiply_add(a, b, sum); }
+// In assembly, because GCC would let the sum move to another register with every call.
+NUMA_MOE_INLINE Vector accumulate(Vector a, Vector b, Vector sum) {
+  asm("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum.value) : "w"(a.value), "w"(b.value));
+  return sum;
+}
 
 NUMA_MOE_INLINE Mask less(Vector a, Vector b) { return {vcltq_f32(a.value, b.value)}; }
 NUMA_MOE_INLINE Mask is_nan(Vector a) { return {vmvnq_u32(vceqq_f32(a.value, a.value))}; }
@@ -56,6 +60,8 @@ template <int kCount>
 NUMA_MOE_INLINE Bits shift_right_signed(Bits a) {
   return {vreinterpretq_u32_s32(vshrq_n_s32(vreinterpretq_s32_u32(a.value), kCount))};
 }
+
+NUMA_MOE_INLINE Bits high_halves(Bits a) { return bit_and(a, broadcast_bits(0xffff0000u)); }
 
 NUMA_MOE_INLINE Bits load_bits(const void* from) {
   return {vreinterpretq_u32_u8(vld1q_u8(static_cast<const uint8_t*>(from)))};

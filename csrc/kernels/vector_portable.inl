@@ -71,6 +71,8 @@ NUMA_MOE_INLINE Bits shift_right_signed(Bits a) {
   return {(Words)((SignedWords)a.value >> kCount)};
 }
 
+NUMA_MOE_INLINE Bits high_halves(Bits a) { return bit_and(a, broadcast_bits(0xffff0000u)); }
+
 // Memory of 32-bit and of 16-bit elements, at any alignment.
 NUMA_MOE_INLINE Bits load_bits(const void* from) {
   Bits result;

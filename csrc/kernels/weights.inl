@@ -6,7 +6,6 @@
 //   load(group, step, vector)        columns [vector * kLanes, (vector + 1) * kLanes) of the step
 //   load_activation(x)               the Activation at x in every lane
 //   multiply_add(weight, x, sum)     sum + weight * x
-// kExpand says whether many rows are better served by expanding a block of the panel to fp32 first.
 
 struct Float32Weights {
   using Activation = float;
@@ -14,7 +13,6 @@ struct Float32Weights {
   static constexpr int kGroup = 1;
   static constexpr int kSteps = 1;
   static constexpr int kGroupBytes = kPanelWidth * 4;
-  static constexpr bool kExpand = false;
 
   NUMA_MOE_INLINE Vector load(const char* group, int /*step*/, int vector) {
     return from_bits(load_bits(group + vector * kLanes * 4));
@@ -27,7 +25,6 @@ struct Float32Weights {
 
 struct Float16Weights : Float32Weights {
   static constexpr int kGroupBytes = kPanelWidth * 2;
-  static constexpr bool kExpand = true;
 
   NUMA_MOE_INLINE Vector load(const char* group, int /*step*/, int vector) {
     return load_float16(group + vector * kLanes * 2);
@@ -39,11 +36,10 @@ struct Bfloat16Weights : Float32Weights {
   static constexpr int kGroup = 2;
   static constexpr int kSteps = 2;
   static constexpr int kGroupBytes = kPanelWidth * 4;
-  static constexpr bool kExpand = true;
 
   NUMA_MOE_INLINE Vector load(const char* group, int step, int vector) {
     const Bits pairs = load_bits(group + vector * kLanes * 4);
-    return from_bits(step == 0 ? shift_left<16>(pairs) : bit_and(pairs, broadcast_bits(0xffff0000u)));
+    return from_bits(step == 0 ? shift_left<16>(pairs) : high_halves(pairs));
   }
 };
 
@@ -56,7 +52,6 @@ struct Bfloat16PairWeights {
   static constexpr int kGroup = 2;
   static constexpr int kSteps = 1;
   static constexpr int kGroupBytes = kPanelWidth * 4;
-  static constexpr bool kExpand = false;
 
   NUMA_MOE_INLINE Bits load(const char* group, int /*step*/, int vector) {
     return load_bits(group + vector * kLanes * 4);

@@ -9,6 +9,7 @@
 
 #include "moe/experts_ffn.h"
 #include "ops/checks.h"
+#include "ops/exit_guard.h"
 
 namespace numa_moe {
 namespace {
@@ -49,6 +50,7 @@ Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor
                const Tensor& gate_up_proj, const Tensor& down_proj, std::optional<Tensor> gate_up_bias,
                std::optional<Tensor> down_bias, std::string activation, std::optional<double> alpha,
                std::optional<double> limit) {
+  const ExitGuard exit_guard;
   check_dimensions("hidden_states", hidden_states, 2, "[num_tokens, hidden_size]");
   const DataType hidden_type = check_float_type("hidden_states", hidden_states);
   const int64_t num_tokens = hidden_states.size(0);

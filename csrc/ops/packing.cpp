@@ -7,6 +7,7 @@
 
 #include "moe/packing.h"
 #include "ops/checks.h"
+#include "ops/exit_guard.h"
 
 namespace numa_moe {
 namespace {
@@ -99,21 +100,25 @@ Down check_down(const Tensor& packed, const Tensor& down, int64_t first_expert) 
 }
 
 void pack_gate_up_op(Tensor packed, const Tensor& gate, std::optional<Tensor> up, int64_t first_expert) {
+  const ExitGuard exit_guard;
   const GateUp checked = check_gate_up(packed, gate, up, first_expert);
   pack_gate_up(*current_runtime(), checked.packed, first_expert, checked.gate, checked.up_or_null());
 }
 
 void pack_down_op(Tensor packed, const Tensor& down, int64_t first_expert) {
+  const ExitGuard exit_guard;
   const Down checked = check_down(packed, down, first_expert);
   pack_down(*current_runtime(), checked.packed, first_expert, checked.down);
 }
 
 void unpack_gate_up_op(const Tensor& packed, Tensor gate, std::optional<Tensor> up, int64_t first_expert) {
+  const ExitGuard exit_guard;
   const GateUp checked = check_gate_up(packed, gate, up, first_expert);
   unpack_gate_up(*current_runtime(), checked.packed, first_expert, checked.gate, checked.up_or_null());
 }
 
 void unpack_down_op(const Tensor& packed, Tensor down, int64_t first_expert) {
+  const ExitGuard exit_guard;
   const Down checked = check_down(packed, down, first_expert);
   unpack_down(*current_runtime(), checked.packed, first_expert, checked.down);
 }

@@ -60,15 +60,15 @@ struct PoolCounters {
   uint64_t dispatcher_parks = 0;   // futex waits of run()
   uint64_t worker_parks = 0;       // futex waits of workers
   uint64_t wakes_sent = 0;         // futex wake calls, both directions
-  uint64_t wakes_skipped = 0;      // openings of a group's phase, and completions, that found nobody asleep
+  uint64_t wakes_skipped = 0;  // openings of a group's phase, and completions, that found nobody asleep
 };
 
 struct WorkerState {
   int group;
-  int requested_cpu;           // from PoolOptions, or -1
-  std::vector<int> allowed;    // the worker's affinity mask, read back from the kernel
-  int pin_error;               // errno of the pinning call, 0 when it succeeded or none was asked for
-  int thread_id;               // kernel thread id
+  int requested_cpu;  // from PoolOptions, or -1
+  std::vector<int> allowed;  // the worker's affinity mask, read back from the kernel
+  int pin_error;  // errno of the pinning call, 0 when it succeeded or none was asked for
+  int thread_id;  // kernel thread id
 
   // Whether it can run on the requested CPU alone: the call that pins may report success and do nothing.
   bool pinned() const { return allowed.size() == 1 && allowed.front() == requested_cpu; }
@@ -95,8 +95,8 @@ class ThreadPool {
 
   int num_groups() const;
   int num_workers() const;
-  int num_threads() const;                  // workers, plus one if the caller helps
-  int threads_in_group(int group) const;    // who can claim the group's tasks, the caller included
+  int num_threads() const;  // workers, plus one if the caller helps
+  int threads_in_group(int group) const;  // who can claim the group's tasks, the caller included
   const PoolOptions& options() const;
 
   // Idle workers spin only if each was pinned, alone, to its CPU: elsewhere a spinning thread takes the
