@@ -1,0 +1,55 @@
+"""``python -m torch_numa_moe``: the demo, and what the pool would do on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from torch_numa_moe.demo import run_demo
+
+    return run_demo(
+        prompt=arguments.prompt,
+        max_new_tokens=arguments.tokens,
+        format=arguments.format,
+        dtype=arguments.dtype,
+    )
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    import torch_numa_moe
+
+    print(torch_numa_moe.plan())
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a subcommand; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m torch_numa_moe", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser(
+        "demo", help="generate text with a small trained MoE model, eager and through the op"
+    )
+    demo.add_argument(
+        "--prompt", default="And God said", help="what the text begins with (default: %(default)r)"
+    )
+    demo.add_argument("--tokens", type=int, default=96, help="tokens to generate (default: %(default)s)")
+    demo.add_argument(
+        "--format", default="auto", help="weight format: auto, bf16, fp16 or fp32 (default: %(default)s)"
+    )
+    demo.add_argument(
+        "--dtype", default="fp32", choices=("fp32", "bf16"), help="dtype of the rest (default: %(default)s)"
+    )
+    demo.set_defaults(run=_demo)
+
+    plan = commands.add_parser("plan", help="show which workers and NUMA nodes would be used, and why")
+    plan.set_defaults(run=_plan)
+
+    arguments = parser.parse_args(argv)
+    return int(arguments.run(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

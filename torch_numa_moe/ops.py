@@ -1,0 +1,87 @@
+"""Registers what the C++ ops can't say themselves: shapes for tracing, and that there is no backward.
+
+Importing this module loads the extension, which registers ``torch.ops.numa_moe.*``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_numa_moe import _C as _C  # loading it registers the ops
+
+
+@torch.library.register_fake("numa_moe::experts")
+def _experts_fake(
+    hidden_states: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    gate_up_proj: torch.Tensor,
+    down_proj: torch.Tensor,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+    alpha: float | None = None,
+    limit: float | None = None,
+) -> torch.Tensor:
+    torch._check(hidden_states.dim() == 2, lambda: "hidden_states must be [num_tokens, hidden_size]")
+    torch._check(topk_ids.dim() == 2, lambda: "topk_ids must be [num_tokens, top_k]")
+    torch._check(topk_weights.dim() == 2, lambda: "topk_weights must be [num_tokens, top_k]")
+    torch._check(topk_ids.size(0) == hidden_states.size(0), lambda: "topk_ids must have a row per token")
+    torch._check(topk_weights.size(0) == topk_ids.size(0), lambda: "topk_weights must have topk_ids' shape")
+    torch._check(topk_weights.size(1) == topk_ids.size(1), lambda: "topk_weights must have topk_ids' shape")
+    for name, tensor in (("topk_ids", topk_ids), ("topk_weights", topk_weights)):
+        torch._check(
+            tensor.device == hidden_states.device,
+            lambda name=name, tensor=tensor: (
+                f"{name} must be on the device of hidden_states ({hidden_states.device}), got {tensor.device}"
+            ),
+        )
+    for name, tensor in (("gate_up_proj", gate_up_proj), ("down_proj", down_proj)):
+        torch._check(
+            tensor.device.type == "cpu" or tensor.device == hidden_states.device,
+            lambda name=name, tensor=tensor: f"{name} must be a CPU tensor, got {tensor.device}",
+        )
+    return hidden_states.new_empty(hidden_states.size(0), hidden_states.size(1))
+
+
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any
+) -> None:
+    """Nothing is kept: there is no backward."""
+
+
+def _no_backward(ctx: Any, *gradients: torch.Tensor) -> None:
+    raise NotImplementedError(
+        "numa_moe::experts has no backward: it is for inference. Call it under torch.no_grad() or "
+        "torch.inference_mode(), or train with another experts implementation."
+    )
+
+
+torch.library.register_autograd("numa_moe::experts", _no_backward, setup_context=_setup_context)
+
+
+@torch.library.register_fake("numa_moe::pack_gate_up")
+def _pack_gate_up_fake(
+    packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, first_expert: int
+) -> None:
+    return None
+
+
+@torch.library.register_fake("numa_moe::pack_down")
+def _pack_down_fake(packed: torch.Tensor, down: torch.Tensor, first_expert: int) -> None:
+    return None
+
+
+@torch.library.register_fake("numa_moe::unpack_gate_up")
+def _unpack_gate_up_fake(
+    packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, first_expert: int
+) -> None:
+    return None
+
+
+@torch.library.register_fake("numa_moe::unpack_down")
+def _unpack_down_fake(packed: torch.Tensor, down: torch.Tensor, first_expert: int) -> None:
+    return None

@@ -1,0 +1,451 @@
+"""Packs the weights of one MoE layer for ``torch.ops.numa_moe.experts``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torch_numa_moe import _C, ops, runtime
+from torch_numa_moe.formats import PANEL_WIDTH, WeightFormat, find_format
+from torch_numa_moe.placement import SlicePlacement, measure_placement, report_placement
+
+__all__ = ["PackedExperts", "UnpackedExperts", "pack_experts"]
+
+_SOURCE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_ACTIVATIONS_WITH_UP = ("swiglu_oai", "silu_clamp_input", "silu_clamp_output")
+
+
+class UnpackedExperts(NamedTuple):
+    """The weights of a layer in their original layout (see :func:`pack_experts`)."""
+
+    gate_up_proj: torch.Tensor
+    down_proj: torch.Tensor
+    gate_up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+
+
+def _divide_up(value: int, divisor: int) -> int:
+    return -(-value // divisor)
+
+
+def _slice_blocks(num_blocks: int, num_slices: int, index: int) -> range:
+    """The blocks of one slice; the rule of ``slice_blocks`` in csrc/moe/expert_layout.h."""
+    return range(num_blocks * index // num_slices, num_blocks * (index + 1) // num_slices)
+
+
+class _SlicedMemory:
+    """A packed tensor whose slices lie on their nodes, each page-aligned."""
+
+    def __init__(self, shape: Sequence[int], dtype: torch.dtype, nodes: Sequence[int | None]) -> None:
+        slice_elements = math.prod(shape[1:])
+        itemsize = dtype.itemsize
+        region = _C.PlacedRegion(
+            slice_bytes=slice_elements * itemsize,
+            nodes=[-1 if node is None else node for node in nodes],
+            huge_pages=_C.HugePages.TRANSPARENT,
+        )
+        strides = [1] * len(shape)
+        for dimension in range(len(shape) - 2, 0, -1):
+            strides[dimension] = strides[dimension + 1] * shape[dimension + 1]
+        strides[0] = region.slice_stride // itemsize
+        self.tensor = torch.frombuffer(region, dtype=dtype).as_strided(list(shape), strides)
+        self.bind_errors = [binding.bind_error for binding in region.bindings]
+
+
+class PackedExperts:
+    """The experts of one MoE layer, packed: call it as the layer's FFN.
+
+    Made by :func:`pack_experts`, or by :meth:`empty` and the ``pack_*`` methods, expert by expert. It is no
+    ``nn.Module`` and its tensors are no parameters or buffers: ``model.to("cuda")``, ``.half()`` and
+    ``state_dict()`` leave them alone, and they stay on their NUMA nodes.
+
+    Attributes:
+        gate_up_proj: ``[num_slices, num_experts, blocks, 2 or 1, k, 16, k_group]``, dtype of the format.
+        down_proj: ``[num_slices, num_experts, blocks, k, 16, k_group]``, dtype of the format.
+        gate_up_bias: ``[num_slices, num_experts, blocks, 2 or 1, 16]`` fp32, or None.
+        down_bias: ``[num_slices, num_experts, blocks, 16]`` fp32, or None.
+        num_experts, hidden_size, intermediate_size: sizes of the layer.
+        format: name of the weight format.
+        activation, alpha, limit, gated: see :func:`pack_experts`.
+        placement: where each slice is, as read back from the kernel (empty until packed).
+    """
+
+    def __init__(
+        self,
+        *,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        format: str,
+        activation: str,
+        alpha: float | None,
+        limit: float | None,
+        gated: bool,
+        gate_up_bias: bool,
+        down_bias: bool,
+    ) -> None:
+        for name, value in (
+            ("num_experts", num_experts),
+            ("hidden_size", hidden_size),
+            ("intermediate_size", intermediate_size),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if activation not in _C.activation_names():
+            raise ValueError(
+                f"activation must be one of {', '.join(_C.activation_names())}, got {activation!r}"
+            )
+        if activation in _ACTIVATIONS_WITH_UP and not gated:
+            raise ValueError(f"activation {activation!r} multiplies gate and up: it needs gated=True")
+        if limit is not None and not limit > 0:
+            raise ValueError(f"limit must be > 0, got {limit}")
+        weight_format = find_format(format)
+        self.num_experts = num_experts
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.format = weight_format.name
+        self.activation = activation
+        self.alpha = alpha
+        self.limit = None if limit is None or math.isinf(limit) else limit
+        self.gated = gated
+        self.placement: tuple[SlicePlacement, ...] = ()
+        self._transposed = False
+        self._interleaved = False
+        self._source_dtypes: tuple[torch.dtype, torch.dtype] = (weight_format.dtype, weight_format.dtype)
+        self._bias_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
+
+        nodes = runtime.ensure_started().nodes
+        self.nodes: tuple[int | None, ...] = nodes
+        projections = 2 if gated else 1
+        gate_up_blocks = _divide_up(self._intermediate_blocks, len(nodes))
+        down_blocks = _divide_up(self._hidden_blocks, len(nodes))
+        group = weight_format.k_group
+        gate_up = _SlicedMemory(
+            (
+                len(nodes),
+                num_experts,
+                gate_up_blocks,
+                projections,
+                _divide_up(hidden_size, group),
+                PANEL_WIDTH,
+                group,
+            ),
+            weight_format.dtype,
+            nodes,
+        )
+        down = _SlicedMemory(
+            (len(nodes), num_experts, down_blocks, _divide_up(intermediate_size, group), PANEL_WIDTH, group),
+            weight_format.dtype,
+            nodes,
+        )
+        self.gate_up_proj = gate_up.tensor
+        self.down_proj = down.tensor
+        self._bind_errors = [
+            first or second for first, second in zip(gate_up.bind_errors, down.bind_errors, strict=True)
+        ]
+        self.gate_up_bias: torch.Tensor | None = None
+        self.down_bias: torch.Tensor | None = None
+        if gate_up_bias:
+            self.gate_up_bias = torch.zeros(len(nodes), num_experts, gate_up_blocks, projections, PANEL_WIDTH)
+        if down_bias:
+            self.down_bias = torch.zeros(len(nodes), num_experts, down_blocks, PANEL_WIDTH)
+
+    @property
+    def _weight_format(self) -> WeightFormat:
+        return find_format(self.format)
+
+    @property
+    def _intermediate_blocks(self) -> int:
+        return _divide_up(self.intermediate_size, PANEL_WIDTH)
+
+    @property
+    def _hidden_blocks(self) -> int:
+        return _divide_up(self.hidden_size, PANEL_WIDTH)
+
+    @property
+    def num_slices(self) -> int:
+        """NUMA slices that the rows are cut into."""
+        return self.gate_up_proj.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed tensors, padding included."""
+        tensors = (self.gate_up_proj, self.down_proj, self.gate_up_bias, self.down_bias)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+    def __call__(
+        self, hidden_states: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """The layer's output, one ``torch.ops.numa_moe.experts`` call.
+
+        Args:
+            hidden_states: ``[num_tokens, hidden_size]`` fp32, bf16 or fp16.
+            topk_ids: ``[num_tokens, top_k]`` int32 or int64; an id >= num_experts adds nothing.
+            topk_weights: ``[num_tokens, top_k]`` fp32, bf16 or fp16.
+
+        Returns:
+            ``[num_tokens, hidden_size]``, dtype of hidden_states.
+
+        Raises:
+            ValueError: naming the argument that doesn't fit, what it was and what is accepted.
+        """
+        # The op can't tell an odd size from the even one above it, to which the bf16 format pads.
+        if hidden_states.shape[-1] != self.hidden_size:
+            raise ValueError(
+                f"hidden_states must be [num_tokens, hidden_size = {self.hidden_size}], got {list(hidden_states.shape)}"
+            )
+        return torch.ops.numa_moe.experts(
+            hidden_states,
+            topk_ids,
+            topk_weights,
+            self.gate_up_proj,
+            self.down_proj,
+            self.gate_up_bias,
+            self.down_bias,
+            activation=self.activation,
+            alpha=self.alpha,
+            limit=self.limit,
+        )
+
+    def pack_gate_up(self, first_expert: int, gate: torch.Tensor, up: torch.Tensor | None) -> None:
+        """Packs some experts' gate and up rows.
+
+        Args:
+            first_expert: index of the first expert given.
+            gate: ``[n, intermediate_size, hidden_size]`` fp32, bf16 or fp16, any strides. The only
+                projection when ``gated`` is False.
+            up: the same shape, or None when ``gated`` is False.
+
+        Raises:
+            ValueError: on a shape, dtype or expert that doesn't fit.
+        """
+        torch.ops.numa_moe.pack_gate_up(self.gate_up_proj, gate, up, first_expert)
+
+    def pack_down(self, first_expert: int, down: torch.Tensor) -> None:
+        """Packs some experts' down rows: ``[n, hidden_size, intermediate_size]``, as :meth:`pack_gate_up`."""
+        torch.ops.numa_moe.pack_down(self.down_proj, down, first_expert)
+
+    def pack_gate_up_bias(self, gate: torch.Tensor, up: torch.Tensor | None) -> None:
+        """Sets the biases of all experts: ``[num_experts, intermediate_size]`` each."""
+        assert self.gate_up_bias is not None, "made without gate_up_bias"
+        self._scatter_rows(self.gate_up_bias[:, :, :, 0], gate, self._intermediate_blocks)
+        if up is not None:
+            self._scatter_rows(self.gate_up_bias[:, :, :, 1], up, self._intermediate_blocks)
+
+    def pack_down_bias(self, down: torch.Tensor) -> None:
+        """Sets the biases of all experts: ``[num_experts, hidden_size]``."""
+        assert self.down_bias is not None, "made without down_bias"
+        self._scatter_rows(self.down_bias, down, self._hidden_blocks)
+
+    def _scatter_rows(self, packed: torch.Tensor, rows: torch.Tensor, num_blocks: int) -> None:
+        padded = torch.zeros(self.num_experts, num_blocks * PANEL_WIDTH)
+        padded[:, : rows.shape[1]] = rows
+        blocks = padded.view(self.num_experts, num_blocks, PANEL_WIDTH)
+        for index in range(self.num_slices):
+            span = _slice_blocks(num_blocks, self.num_slices, index)
+            packed[index, :, : len(span)] = blocks[:, span.start : span.stop]
+
+    def _gather_rows(self, packed: torch.Tensor, width: int, num_blocks: int) -> torch.Tensor:
+        spans = [_slice_blocks(num_blocks, self.num_slices, index) for index in range(self.num_slices)]
+        blocks = torch.cat([packed[index, :, : len(span)] for index, span in enumerate(spans)], dim=1)
+        return blocks.reshape(self.num_experts, -1)[:, :width]
+
+    def verify_placement(self) -> tuple[SlicePlacement, ...]:
+        """Asks the kernel where the slices are now, logs what is wrong, and keeps it in ``placement``."""
+        self.placement = measure_placement((self.gate_up_proj, self.down_proj), self.nodes, self._bind_errors)
+        report_placement(self.placement)
+        return self.placement
+
+    def unpack(self) -> UnpackedExperts:
+        """The weights in the layout and dtype they were packed from.
+
+        Bit-exact when the format stores that dtype as it is; otherwise rounded as packing rounded them.
+        """
+        gate_up_dtype, down_dtype = self._source_dtypes
+        rows = self.intermediate_size * (2 if self.gated else 1)
+        gate_up = torch.empty(self.num_experts, rows, self.hidden_size, dtype=gate_up_dtype)
+        down = torch.empty(self.num_experts, self.hidden_size, self.intermediate_size, dtype=down_dtype)
+        if self._transposed:
+            gate_up = torch.empty(self.num_experts, self.hidden_size, rows, dtype=gate_up_dtype).transpose(
+                1, 2
+            )
+            down = torch.empty(
+                self.num_experts, self.intermediate_size, self.hidden_size, dtype=down_dtype
+            ).transpose(1, 2)
+        gate, up = _gate_and_up(gate_up, self.gated, self._interleaved)
+        torch.ops.numa_moe.unpack_gate_up(self.gate_up_proj, gate, up, 0)
+        torch.ops.numa_moe.unpack_down(self.down_proj, down, 0)
+        gate_up_bias = down_bias = None
+        if self.gate_up_bias is not None:
+            gate_up_bias = torch.empty(self.num_experts, rows, dtype=self._bias_dtypes[0])
+            gate_bias, up_bias = _gate_and_up(gate_up_bias, self.gated, self._interleaved)
+            packed = self.gate_up_bias
+            gate_bias.copy_(
+                self._gather_rows(packed[:, :, :, 0], self.intermediate_size, self._intermediate_blocks)
+            )
+            if up_bias is not None:
+                up_bias.copy_(
+                    self._gather_rows(packed[:, :, :, 1], self.intermediate_size, self._intermediate_blocks)
+                )
+        if self.down_bias is not None:
+            down_bias = self._gather_rows(self.down_bias, self.hidden_size, self._hidden_blocks)
+            down_bias = down_bias.to(self._bias_dtypes[1]).contiguous()
+        if self._transposed:
+            gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+        return UnpackedExperts(gate_up, down, gate_up_bias, down_bias)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedExperts:
+        copy = object.__new__(PackedExperts)
+        memo[id(self)] = copy
+        copy.__dict__.update(self.__dict__)
+        for name in ("gate_up_proj", "down_proj"):
+            packed = getattr(self, name)
+            # Copied by this thread, so only mbind keeps it on its nodes: verify_placement() tells.
+            memory = _SlicedMemory(packed.shape, packed.dtype, self.nodes)
+            memory.tensor.copy_(packed)
+            setattr(copy, name, memory.tensor)
+        for name in ("gate_up_bias", "down_bias"):
+            bias = getattr(self, name)
+            setattr(copy, name, None if bias is None else bias.clone())
+        copy.verify_placement()
+        return copy
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "PackedExperts can't be pickled: packed weights belong to the NUMA nodes of this machine. "
+            "Save the original model (torch_numa_moe.unpatch(model), or PackedExperts.unpack()) instead."
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"PackedExperts({self.num_experts} experts, hidden_size={self.hidden_size}, "
+            f"intermediate_size={self.intermediate_size}, format={self.format!r}, "
+            f"activation={self.activation!r}, {self.num_slices} slice(s), {self.nbytes / 2**20:.1f} MiB)"
+        )
+
+
+def _gate_and_up(
+    gate_up: torch.Tensor, gated: bool, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Views of the gate and the up rows (dimension 1) of a fused tensor."""
+    if not gated:
+        return gate_up, None
+    if interleaved:
+        return gate_up[:, 0::2], gate_up[:, 1::2]
+    half = gate_up.shape[1] // 2
+    return gate_up[:, :half], gate_up[:, half:]
+
+
+def _check_source(name: str, tensor: torch.Tensor, dimensions: int, accepted: str) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor {accepted}, got {type(tensor).__name__}")
+    if tensor.dim() != dimensions:
+        raise ValueError(f"{name} must be {accepted}, got shape {list(tensor.shape)}")
+    if tensor.dtype not in _SOURCE_DTYPES:
+        raise ValueError(f"{name} must be float32, bfloat16 or float16, got {tensor.dtype}")
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} must be on the cpu, got {tensor.device}")
+
+
+def pack_experts(
+    gate_up_proj: torch.Tensor,
+    down_proj: torch.Tensor,
+    *,
+    format: str = "bf16",
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    activation: str = "silu",
+    gated: bool = True,
+    alpha: float | None = None,
+    limit: float | None = None,
+    interleaved: bool = False,
+    transposed: bool = False,
+) -> PackedExperts:
+    """Packs one MoE layer's experts into NUMA slices.
+
+    Rows are cut across the slices (gate and up on intermediate_size, down on hidden_size), each slice is
+    bound to its node and written by the workers that will read it. Sizes may be any: odd ones are padded.
+
+    Formats (all sums in fp32):
+        ``"bf16"``: 16 bits per weight; hidden states and intermediate activations are rounded to bf16.
+        ``"fp16"``: 16 bits per weight; activations are kept in fp32.
+        ``"fp32"``: 32 bits per weight; activations are kept in fp32.
+
+    Args:
+        gate_up_proj: ``[num_experts, 2 * intermediate_size, hidden_size]``: the gate rows, then the up rows
+            (transformers' layout); ``[num_experts, intermediate_size, hidden_size]`` if not ``gated``.
+        down_proj: ``[num_experts, hidden_size, intermediate_size]``.
+        format: the weight format; weights of another dtype are rounded to nearest even.
+        gate_up_bias: ``[num_experts, 2 * intermediate_size]`` in the row order of gate_up_proj, or None.
+        down_bias: ``[num_experts, hidden_size]``, or None; it is weighted with the expert's output.
+        activation: with g = gate row, u = up row (``u = 1`` if not gated)
+            ``"silu"`` silu(g)·u; ``"gelu"`` (erf) and ``"gelu_tanh"`` gelu(g)·u; ``"relu"`` relu(g)·u;
+            ``"relu2"`` relu(g)²·u; ``"swiglu_oai"`` (gpt-oss) g = min(g, limit), u = clamp(u, ±limit),
+            (u + 1)·g·sigmoid(alpha·g); ``"silu_clamp_input"`` (DeepSeek-V4, GLM)
+            silu(min(g, limit))·clamp(u, ±limit); ``"silu_clamp_output"`` (Step) min(silu(g), limit)·clamp(u, ±limit).
+        gated: whether there are up rows.
+        alpha: for ``"swiglu_oai"``; None: 1.702.
+        limit: for the clamped activations; None: no limit.
+        interleaved: rows of gate_up_proj alternate gate, up, gate, up (gpt-oss).
+        transposed: the last two dimensions of both weights are swapped (gpt-oss).
+
+    Returns:
+        The packed experts. The originals are not kept; free them when you like.
+
+    Raises:
+        TypeError, ValueError: naming the argument that doesn't fit, what it was and what is accepted.
+        MemoryError: if there is no room.
+    """
+    swapped = " with the last two dimensions swapped" if transposed else ""
+    rows_text = "2 * intermediate_size" if gated else "intermediate_size"
+    _check_source("gate_up_proj", gate_up_proj, 3, f"[num_experts, {rows_text}, hidden_size]{swapped}")
+    _check_source("down_proj", down_proj, 3, f"[num_experts, hidden_size, intermediate_size]{swapped}")
+    if transposed:
+        gate_up_proj, down_proj = gate_up_proj.transpose(1, 2), down_proj.transpose(1, 2)
+    num_experts, rows, hidden_size = gate_up_proj.shape
+    intermediate_size = rows // 2 if gated else rows
+    if gated and rows % 2:
+        raise ValueError(f"gate_up_proj must have an even number of rows (gate and up), got {rows}")
+    if interleaved and not gated:
+        raise ValueError("interleaved=True needs gated=True: there is nothing to interleave")
+    if down_proj.shape != (num_experts, hidden_size, intermediate_size):
+        raise ValueError(
+            f"down_proj must be [num_experts, hidden_size, intermediate_size] = "
+            f"{[num_experts, hidden_size, intermediate_size]} to go with gate_up_proj, got {list(down_proj.shape)}"
+        )
+    for name, bias, width in (("gate_up_bias", gate_up_bias, rows), ("down_bias", down_bias, hidden_size)):
+        if bias is not None:
+            _check_source(name, bias, 2, f"[{num_experts}, {width}]")
+            if bias.shape != (num_experts, width):
+                raise ValueError(f"{name} must be {[num_experts, width]}, got {list(bias.shape)}")
+    packed = PackedExperts(
+        num_experts=num_experts,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
+        format=format,
+        activation=activation,
+        alpha=alpha,
+        limit=limit,
+        gated=gated,
+        gate_up_bias=gate_up_bias is not None,
+        down_bias=down_bias is not None,
+    )
+    packed._transposed = transposed
+    packed._interleaved = interleaved
+    packed._source_dtypes = (gate_up_proj.dtype, down_proj.dtype)
+    with torch.no_grad():
+        gate, up = _gate_and_up(gate_up_proj.detach(), gated, interleaved)
+        packed.pack_gate_up(0, gate, up)
+        packed.pack_down(0, down_proj.detach())
+        if gate_up_bias is not None:
+            gate_bias, up_bias = _gate_and_up(gate_up_bias.detach(), gated, interleaved)
+            packed.pack_gate_up_bias(gate_bias, up_bias)
+            packed._bias_dtypes = (gate_up_bias.dtype, packed._bias_dtypes[1])
+        if down_bias is not None:
+            packed.pack_down_bias(down_bias.detach())
+            packed._bias_dtypes = (packed._bias_dtypes[0], down_bias.dtype)
+    packed.verify_placement()
+    return packed

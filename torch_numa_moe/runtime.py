@@ -1,0 +1,202 @@
+"""Starts and stops the process-wide worker pool according to the plan."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+
+from torch_numa_moe import _C
+from torch_numa_moe.limits import read_limits
+from torch_numa_moe.plan import Plan, make_plan
+from torch_numa_moe.settings import Settings, override, read_settings
+from torch_numa_moe.topology import read_topology
+
+logger = logging.getLogger("torch_numa_moe")
+
+
+@dataclass(frozen=True)
+class RunningRuntime:
+    """The pool that is running.
+
+    Attributes:
+        plan: what it was started from.
+        nodes: per slice, the NUMA node of new packed experts, or None if they may lie anywhere.
+        instruction_set: the kernels in use.
+    """
+
+    plan: Plan
+    nodes: tuple[int | None, ...]
+    instruction_set: str
+
+
+_EXIT_GRACE_SECONDS = 0.02
+
+_lock = threading.RLock()
+_settings: Settings | None = None  # None: from the environment
+_running: RunningRuntime | None = None
+
+
+def _forget_after_fork() -> None:
+    # The child has no worker threads (the C++ side has let go of them) and may have been forked while
+    # another thread held the lock.
+    global _lock, _running
+    _lock = threading.RLock()
+    _running = None
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _begin_exit() -> None:
+    # From here on calls on daemon threads don't return (csrc/ops/exit_guard.h). Those that have just
+    # returned get the interpreter for a moment, to make their next call or to end.
+    _C.begin_process_exit()
+    if threading.active_count() > 1:
+        time.sleep(_EXIT_GRACE_SECONDS)
+
+
+atexit.register(_begin_exit)
+
+
+def current_settings() -> Settings:
+    """The settings in force: those of :func:`configure`, else of the environment."""
+    return _settings if _settings is not None else read_settings()
+
+
+def plan() -> Plan:
+    """What the pool is, or would be, started with: groups, workers, slices and the reasons.
+
+    Allocates and starts nothing. ``print(torch_numa_moe.plan())`` shows it.
+    """
+    with _lock:
+        if _running is not None:
+            return _running.plan
+        return _make_plan(current_settings())
+
+
+def _make_plan(settings: Settings) -> Plan:
+    return make_plan(read_topology(), read_limits(), settings)
+
+
+def configure(
+    *,
+    split: str | bool | None = None,
+    workers: int | None = None,
+    spin_us: int | None = None,
+    dispatcher_yields: int | None = None,
+    isa: str | None = None,
+) -> Plan:
+    """Sets from code what the ``NUMA_MOE_*`` variables set, and restarts a running pool with it.
+
+    Arguments left out keep what the environment (or an earlier call) says. Packed experts keep their
+    slices: pack again after changing ``split``.
+
+    Args:
+        split: ``"0"``/False, ``"1"``/True, ``"test"`` or ``"test:N"`` (``NUMA_MOE_SPLIT``).
+        workers: number of pinned workers (``NUMA_MOE_WORKERS``).
+        spin_us: how long an idle worker spins before it sleeps, in microseconds (``NUMA_MOE_SPIN_US``).
+        dispatcher_yields: how often a waiting call yields before it sleeps (``NUMA_MOE_DISPATCHER_YIELDS``).
+        isa: highest instruction set to use (``NUMA_MOE_ISA``).
+
+    Returns:
+        The plan now in force.
+
+    Raises:
+        ValueError, TypeError: naming the argument, what it was and what is accepted.
+    """
+    global _settings
+    if isinstance(split, bool):
+        split = "1" if split else "0"
+    with _lock:
+        settings = override(
+            current_settings(),
+            split=split,
+            workers=workers,
+            spin_us=spin_us,
+            dispatcher_yields=dispatcher_yields,
+            isa=isa,
+        )
+        _choose_instruction_set(settings)
+        _settings = settings
+        if _running is not None:
+            _start()
+        return plan()
+
+
+def ensure_started() -> RunningRuntime:
+    """Starts the pool if it isn't running, and tells what is running."""
+    with _lock:
+        if _running is None or not _C.is_running():
+            _start()
+        assert _running is not None
+        return _running
+
+
+def stop() -> None:
+    """Stops the pool: its threads end when running calls have. The next call starts it again."""
+    global _running
+    with _lock:
+        _running = None
+        _C.stop()
+
+
+def _choose_instruction_set(settings: Settings) -> str:
+    """The best supported instruction set, not above the cap of NUMA_MOE_ISA."""
+    supported = _C.supported_instruction_sets()
+    if settings.isa is None:
+        return str(supported[-1])
+    order = _C.instruction_set_names()
+    allowed = [name for name in supported if order.index(name) <= order.index(settings.isa)]
+    if settings.isa not in supported:
+        logger.warning(
+            "NUMA_MOE_ISA=%s is not what this CPU offers (%s): using %s",
+            settings.isa,
+            ", ".join(supported),
+            allowed[-1],
+        )
+    return str(allowed[-1])
+
+
+def _start() -> None:
+    global _running
+    settings = current_settings()
+    instruction_set = _choose_instruction_set(settings)
+    chosen = _make_plan(settings)
+    _start_pool(chosen, instruction_set)
+    unpinnable = _why_unpinned()
+    if unpinnable is not None:
+        # Success is what the kernel reads back. Workers that wander can't be said to work on a node.
+        chosen = make_plan(chosen.topology, chosen.limits, settings, unpinnable=unpinnable)
+        _start_pool(chosen, instruction_set)
+    for level, line in chosen.log_lines:
+        logger.log(level, "%s", line)
+    nodes = tuple(group.node for group in chosen.groups)
+    _running = RunningRuntime(chosen, nodes, instruction_set)
+
+
+def _start_pool(chosen: Plan, instruction_set: str) -> None:
+    options = _C.PoolOptions()
+    options.cpus_per_group = [list(group.worker_cpus) for group in chosen.groups]
+    options.caller_helps = chosen.caller_helps
+    options.worker_spin_us = chosen.worker_spin_us
+    options.dispatcher_spin_us = chosen.dispatcher_spin_us
+    options.dispatcher_yields = chosen.dispatcher_yields
+    _C.start(options, [-1 if group.node is None else group.node for group in chosen.groups], instruction_set)
+
+
+def _why_unpinned() -> str | None:
+    """Why some worker isn't where it was to be pinned, or None if all are."""
+    for worker in _C.workers():
+        if worker.requested_cpu >= 0 and not worker.pinned:
+            cause = (
+                os.strerror(worker.pin_error) if worker.pin_error else "the kernel reads back another mask"
+            )
+            return f"a worker can't be pinned to CPU {worker.requested_cpu} ({cause})"
+    return None
+
+
+_C.set_starter(ensure_started)
