@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
 import torch_numa_moe
 from torch_numa_moe import runtime
 

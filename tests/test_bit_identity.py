@@ -10,6 +10,7 @@ import itertools
 
 import pytest
 import torch
+
 import torch_numa_moe
 from reference import random_layer, random_routing
 from torch_numa_moe import _C, pack_experts
@@ -85,7 +86,7 @@ def test_order_of_top_k_does_not_matter(packed_format: str) -> None:
 
 @pytest.mark.parametrize("packed_format", FORMATS)
 def test_instruction_sets_agree(packed_format: str, fresh_runtime: None) -> None:
-    """Sets that multiply and add in fp32 give the same bits; those with bf16 dot products differ in rounding only."""
+    """Sets that multiply and add in fp32 give the same bits; bf16 dot products round differently."""
     with_bf16_dot = {"avx512bf16", "amx", "neonbf16"}
     results = {}
     for name in _C.supported_instruction_sets():

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import torch._dynamo.testing
+
 from reference import random_layer, random_routing
 from torch_numa_moe import pack_experts
 from torch_numa_moe.packing import PackedExperts
@@ -16,7 +17,11 @@ from torch_numa_moe.packing import PackedExperts
 def make(experts: int = 4, bias: bool = False, **keywords) -> PackedExperts:
     layer = random_layer(experts, 32, 48, bias=bias)
     return pack_experts(
-        layer.gate_up_proj, layer.down_proj, gate_up_bias=layer.gate_up_bias, down_bias=layer.down_bias, **keywords
+        layer.gate_up_proj,
+        layer.down_proj,
+        gate_up_bias=layer.gate_up_bias,
+        down_bias=layer.down_bias,
+        **keywords,
     )
 
 
@@ -29,8 +34,8 @@ def test_opcheck(tokens: int, hidden_dtype: torch.dtype) -> None:
         torch.ops.numa_moe.experts.default,
         (torch.randn(tokens, 32).to(hidden_dtype), ids, weights, packed.gate_up_proj, packed.down_proj),
         dict(
-            gate_up_bias=packed.gate_up_bias, down_bias=packed.down_bias, activation="swiglu_oai", alpha=1.702,
-            limit=7.0,
+            gate_up_bias=packed.gate_up_bias, down_bias=packed.down_bias, activation="swiglu_oai",
+            alpha=1.702, limit=7.0,
         ),
     )  # fmt: skip
 
@@ -47,7 +52,10 @@ def test_opcheck_of_packing() -> None:
 
 def test_the_fake_kernel_refuses_mismatched_rows() -> None:
     packed = make()
-    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(RuntimeError, match="row per token"):
+    with (
+        torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(RuntimeError, match="row per token"),
+    ):
         torch.ops.numa_moe.experts(
             torch.empty(3, 32), torch.empty(2, 2, dtype=torch.int64), torch.empty(2, 2), packed.gate_up_proj,
             packed.down_proj,
@@ -128,12 +136,19 @@ def test_inference_mode_and_no_grad() -> None:
 
 
 def test_runs_in_a_fresh_process_without_pack_experts(tmp_path) -> None:
-    """The op starts the pool by itself: a compiled package calls it without any Python of ours but the import."""
+    """The op starts the pool by itself: a compiled package needs nothing of ours but the import."""
     packed = make()
     ids, weights = random_routing(3, 2, 4)
     hidden = torch.randn(3, 32)
     torch.save(
-        (hidden, ids, weights, packed.gate_up_proj.clone(), packed.down_proj.clone(), packed(hidden, ids, weights)),
+        (
+            hidden,
+            ids,
+            weights,
+            packed.gate_up_proj.clone(),
+            packed.down_proj.clone(),
+            packed(hidden, ids, weights),
+        ),
         tmp_path / "call.pt",
     )
     script = (

@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
 import torch_numa_moe
 from reference import moe_ffn, random_layer, random_routing, relative_error
 from torch_numa_moe import pack_experts
@@ -18,8 +21,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 def panels(packed: torch.Tensor) -> torch.Tensor:
     """[..., k, 16, group] to [..., 16, k * group]: back to rows, by torch's own view operations."""
     *outer, k, width, group = packed.shape
-    moved = packed.movedim(-2, -3).reshape(*outer, width, k * group)
-    return moved
+    return packed.movedim(-2, -3).reshape(*outer, width, k * group)
 
 
 @pytest.mark.parametrize("packed_format", DTYPES)
@@ -40,7 +42,9 @@ def test_layout_is_the_documented_one(packed_format: str, split: str, fresh_runt
         for place, block in enumerate(range(first, last)):
             channels = range(16 * block, min(16 * block + 16, intermediate))
             for half in (0, 1):
-                rows = layer.gate_up_proj[:, half * intermediate + channels.start : half * intermediate + channels.stop]
+                rows = layer.gate_up_proj[
+                    :, half * intermediate + channels.start : half * intermediate + channels.stop
+                ]
                 assert torch.equal(gate_up[index, :, place, half, : len(channels), :hidden_size], rows)
             assert not gate_up[index, :, place, :, len(channels) :].any()
             seen += len(channels)
@@ -85,7 +89,9 @@ def test_unpack_gives_the_originals_back(
 @pytest.mark.parametrize("packed_format", DTYPES)
 def test_conversion_rounds_like_torch(source: torch.dtype, packed_format: str) -> None:
     values = torch.cat([torch.randn(2000), torch.randn(2000) * 1e-6, torch.randn(90) * 1e5]).to(source)
-    special = torch.tensor([0.0, -0.0, 6e-8, 5.9e-8, 65519.0, 65520.0, float("inf"), -float("inf"), float("nan"), 1e-40])
+    special = torch.tensor(
+        [0.0, -0.0, 6e-8, 5.9e-8, 65519.0, 65520.0, float("inf"), -float("inf"), float("nan"), 1e-40]
+    )
     values = torch.cat([special.to(source), values])[: 16 * 256].view(1, 16, 256)
     down = torch.zeros(1, 256, 8, dtype=source)
     packed = pack_experts(values, down, format=packed_format)
@@ -103,9 +109,13 @@ def test_interleaved_and_transposed_compute_the_same() -> None:
     )
     order = torch.arange(48).view(2, 24).t().reshape(-1)  # gate 0, up 0, gate 1, up 1, …
     other = pack_experts(
-        layer.gate_up_proj[:, order].transpose(1, 2).contiguous(), layer.down_proj.transpose(1, 2).contiguous(),
-        gate_up_bias=layer.gate_up_bias[:, order], down_bias=layer.down_bias, interleaved=True, transposed=True,
-    )  # fmt: skip
+        layer.gate_up_proj[:, order].transpose(1, 2).contiguous(),
+        layer.down_proj.transpose(1, 2).contiguous(),
+        gate_up_bias=layer.gate_up_bias[:, order],
+        down_bias=layer.down_bias,
+        interleaved=True,
+        transposed=True,
+    )
     hidden = torch.randn(5, 32)
     ids, weights = random_routing(5, 2, 4)
     assert torch.equal(plain(hidden, ids, weights), other(hidden, ids, weights))
@@ -135,23 +145,41 @@ def test_packing_expert_by_expert() -> None:
     [
         (dict(format="int3"), ValueError, "format must be one of bf16, fp16, fp32, got 'int3'"),
         (dict(activation="swish"), ValueError, "activation must be one of silu"),
-        (dict(gated=False, activation="swiglu_oai", down_proj=torch.zeros(4, 32, 96)), ValueError, "needs gated=True"),
+        (
+            dict(gated=False, activation="swiglu_oai", down_proj=torch.zeros(4, 32, 96)),
+            ValueError,
+            "needs gated=True",
+        ),
         (dict(gated=False, interleaved=True), ValueError, "needs gated=True"),
         (dict(limit=-1.0), ValueError, "limit must be > 0"),
-        (dict(down_proj=torch.zeros(4, 32, 49)), ValueError, r"down_proj must be .*\[4, 32, 48\].*got \[4, 32, 49\]"),
+        (
+            dict(down_proj=torch.zeros(4, 32, 49)),
+            ValueError,
+            r"down_proj must be .*\[4, 32, 48\].*got \[4, 32, 49\]",
+        ),
         (dict(down_proj=torch.zeros(3, 32, 48)), ValueError, "down_proj must be"),
         (dict(down_proj=torch.zeros(32, 48)), ValueError, "down_proj must be .*got shape"),
         (dict(gate_up_proj=torch.zeros(4, 97, 32)), ValueError, "even number of rows"),
-        (dict(gate_up_proj=torch.zeros(4, 96, 32, dtype=torch.int8)), ValueError, "gate_up_proj must be float32"),
+        (
+            dict(gate_up_proj=torch.zeros(4, 96, 32, dtype=torch.int8)),
+            ValueError,
+            "gate_up_proj must be float32",
+        ),
         (dict(gate_up_proj=torch.zeros(4, 96, 32, device="meta")), ValueError, "must be on the cpu"),
         (dict(gate_up_proj=[[1.0]]), TypeError, "gate_up_proj must be a tensor"),
-        (dict(gate_up_proj=torch.zeros(0, 96, 32), down_proj=torch.zeros(0, 32, 48)), ValueError, "num_experts"),
+        (
+            dict(gate_up_proj=torch.zeros(0, 96, 32), down_proj=torch.zeros(0, 32, 48)),
+            ValueError,
+            "num_experts",
+        ),
         (dict(gate_up_bias=torch.zeros(4, 95)), ValueError, r"gate_up_bias must be \[4, 96\]"),
         (dict(down_bias=torch.zeros(4)), ValueError, "down_bias must be"),
     ],
 )
-def test_bad_arguments_are_refused(change: dict, error: type[Exception], message: str) -> None:
-    given = dict(gate_up_proj=torch.zeros(4, 96, 32), down_proj=torch.zeros(4, 32, 48)) | change
+def test_bad_arguments_are_refused(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    given: dict[str, Any] = (
+        dict(gate_up_proj=torch.zeros(4, 96, 32), down_proj=torch.zeros(4, 32, 48)) | change
+    )
     with pytest.raises(error, match=message):
         pack_experts(**given)
 
@@ -174,8 +202,7 @@ def test_deepcopy_computes_the_same_and_pickling_says_what_to_do() -> None:
 
 
 def resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as statm:
-        return int(statm.read().split()[1]) * 4096
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * 4096
 
 
 def test_memory_goes_back_when_the_experts_are_deleted() -> None:

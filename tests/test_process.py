@@ -26,9 +26,20 @@ expected = packed(*inputs())
 """
 
 
+DAEMON_IN_AN_OP = """
+def loop():
+    while True: packed(*inputs(3000))
+threading.Thread(target=loop, daemon=True).start(); time.sleep(0.2)
+"""
+
+
 def run(script: str, *, timeout: float = 120, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)], capture_output=True, text=True, timeout=timeout
+        [sys.executable, "-c", PREAMBLE + textwrap.dedent(script)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
     if check:
         assert done.returncode == 0, done.stderr
@@ -87,7 +98,7 @@ def test_data_loader_workers() -> None:
     [
         "",
         "sys.exit(0)",
-        "threading.Thread(target=lambda: [packed(*inputs(3000)) for _ in range(10**6)], daemon=True).start(); time.sleep(0.2)",
+        DAEMON_IN_AN_OP,
         "threading.Thread(target=sys.exit).start()",
         "import atexit; atexit.register(lambda: packed(*inputs()))",
         "torch_numa_moe.stop()",
@@ -195,9 +206,14 @@ def test_works_next_to_torch_threads() -> None:
 def test_more_workers_than_cpus(workers: str) -> None:
     """Case one-thread-too-many: clamped, said once, right."""
     environment = {**os.environ, "NUMA_MOE_WORKERS": workers}
+    script = "assert torch.equal(packed(*inputs()), expected)\nprint(len(torch_numa_moe._C.workers()))"
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + "assert torch.equal(packed(*inputs()), expected)\nprint(len(torch_numa_moe._C.workers()))"],
-        env=environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [sys.executable, "-c", PREAMBLE + script],
+        check=False,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) <= len(os.sched_getaffinity(0))

@@ -4,7 +4,7 @@ The text is in the public domain and comes with Debian's packages bible-kjv and 
 
     apt-get install bible-kjv bible-kjv-text
     bible -f gen1:1-rev22:21 < /dev/null > kjv.txt
-    python tools/train_demo_model.py --text kjv.txt --steps 3000 --output torch_numa_moe/demo/model
+    python tools/train_demo_model.py --text kjv.txt --steps 2800 --output torch_numa_moe/demo/model
 
 Every 40th chapter is held out: training and the tokenizer never see it, and a part of it is stored beside the
 model, as heldout.txt, for perplexity tests. The folder's README.md tells the command and what it measured.

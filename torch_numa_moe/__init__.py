@@ -23,8 +23,8 @@ def _check_extension() -> None:
         ) from error
     if _C.__version__ != __version__:
         raise ImportError(
-            f"the extension of torch_numa_moe was built from version {_C.__version__}, but the Python code is "
-            f"version {__version__}; rebuild it: pip install --force-reinstall --no-deps ."
+            f"the extension of torch_numa_moe was built from version {_C.__version__}, but the Python code "
+            f"is version {__version__}; rebuild it: pip install --force-reinstall --no-deps ."
         )
 
 

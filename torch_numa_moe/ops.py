@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torch_numa_moe import _C as _C  # loading it registers the ops
+import torch_numa_moe._C  # noqa: F401  (loading it registers the ops)
 
 
 @torch.library.register_fake("numa_moe::experts")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_numa_moe import _C, ops, runtime
+from torch_numa_moe import _C, runtime
 from torch_numa_moe.formats import PANEL_WIDTH, WeightFormat, find_format
 from torch_numa_moe.placement import SlicePlacement, measure_placement, report_placement
 
@@ -195,7 +195,8 @@ class PackedExperts:
         # The op can't tell an odd size from the even one above it, to which the bf16 format pads.
         if hidden_states.shape[-1] != self.hidden_size:
             raise ValueError(
-                f"hidden_states must be [num_tokens, hidden_size = {self.hidden_size}], got {list(hidden_states.shape)}"
+                f"hidden_states must be [num_tokens, hidden_size = {self.hidden_size}], "
+                f"got {list(hidden_states.shape)}"
             )
         return torch.ops.numa_moe.experts(
             hidden_states,
@@ -385,7 +386,8 @@ def pack_experts(
             ``"silu"`` silu(g)·u; ``"gelu"`` (erf) and ``"gelu_tanh"`` gelu(g)·u; ``"relu"`` relu(g)·u;
             ``"relu2"`` relu(g)²·u; ``"swiglu_oai"`` (gpt-oss) g = min(g, limit), u = clamp(u, ±limit),
             (u + 1)·g·sigmoid(alpha·g); ``"silu_clamp_input"`` (DeepSeek-V4, GLM)
-            silu(min(g, limit))·clamp(u, ±limit); ``"silu_clamp_output"`` (Step) min(silu(g), limit)·clamp(u, ±limit).
+            silu(min(g, limit))·clamp(u, ±limit); ``"silu_clamp_output"`` (Step)
+            min(silu(g), limit)·clamp(u, ±limit).
         gated: whether there are up rows.
         alpha: for ``"swiglu_oai"``; None: 1.702.
         limit: for the clamped activations; None: no limit.
@@ -414,7 +416,8 @@ def pack_experts(
     if down_proj.shape != (num_experts, hidden_size, intermediate_size):
         raise ValueError(
             f"down_proj must be [num_experts, hidden_size, intermediate_size] = "
-            f"{[num_experts, hidden_size, intermediate_size]} to go with gate_up_proj, got {list(down_proj.shape)}"
+            f"{[num_experts, hidden_size, intermediate_size]} to go with gate_up_proj, "
+            f"got {list(down_proj.shape)}"
         )
     for name, bias, width in (("gate_up_bias", gate_up_bias, rows), ("down_bias", down_bias, hidden_size)):
         if bias is not None:

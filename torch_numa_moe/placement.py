@@ -31,8 +31,8 @@ class SlicePlacement:
         bytes: size of the slice, in bytes.
         pages_sampled: pages that the kernel was asked about, those never touched left out.
         pages_on_node: how many sampled pages lie on each node.
-        error: errno when the kernel didn't say (EPERM in many containers), else 0. Where move_pages is refused
-            but /proc/self/numa_maps tells, pages count as sampled and this is 0.
+        error: errno when the kernel didn't say (EPERM in many containers), else 0. Where move_pages is
+            refused but /proc/self/numa_maps tells, pages count as sampled and this is 0.
         bind_error: errno when the slice's memory couldn't be bound to the node, else 0.
     """
 
@@ -95,7 +95,7 @@ _unverified_logged = False
 
 
 def report_placement(placements: Sequence[SlicePlacement]) -> None:
-    """Logs what a user has to know: slices off their node (every time), or that nothing can be verified (once)."""
+    """Logs what a user has to know: slices off their node, or (once) that nothing can be verified."""
     global _unverified_logged
     for placement in placements:
         share = placement.local_share
@@ -109,9 +109,9 @@ def report_placement(placements: Sequence[SlicePlacement]) -> None:
         if share is not None and share < LOWEST_LOCAL_SHARE:
             elsewhere = {node: n for node, n in placement.pages_on_node.items() if node != placement.node}
             logger.error(
-                "placement FAILED: only %.1f %% of slice %d is on NUMA node %d (the rest on %s). The node is "
-                "likely full, often of cached files: free memory there (numactl --hardware shows it) and load "
-                "the model again.",
+                "placement FAILED: only %.1f %% of slice %d is on NUMA node %d (the rest on %s). The node "
+                "is likely full, often of cached files: free memory there (numactl --hardware shows it) and "
+                "load the model again.",
                 100 * share,
                 placement.slice,
                 placement.node,

@@ -79,7 +79,8 @@ double rate_on_threads(int threads, const std::function<double(int)>& work) {
 }
 
 char* make_buffer(int64_t bytes) {
-  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
   madvise(memory, static_cast<size_t>(bytes), MADV_HUGEPAGE);
   // Halves that are small finite numbers in every format.
@@ -97,7 +98,8 @@ struct Medians {
     limit.push_back((limit_before + limit_after) / 2);
     ratio.push_back(measured / limit.back());
   }
-  void print(const KernelTable& table, const char* format, int threads, int64_t rows, const char* unit) const {
+  void print(const KernelTable& table, const char* format, int threads, int64_t rows,
+             const char* unit) const {
     std::printf("%-10s  %-4s  %7d  %4ld  %8.1f %-7s  %8.1f  %5.3f\n",
                 instruction_set_name(table.instruction_set), format, threads, static_cast<long>(rows),
                 median(rate), unit, median(limit), median(ratio));
@@ -111,7 +113,8 @@ struct Rows {
     std::vector<float> ones(static_cast<size_t>(kK), 1.0f);
     data.resize(static_cast<size_t>(rows * stride * table.activation_bytes + 64));
     for (int64_t row = 0; row < rows; ++row) {
-      table.stage_row(ones.data(), DataType::kFloat32, kK, kK, data.data() + row * stride * table.activation_bytes);
+      table.stage_row(ones.data(), DataType::kFloat32, kK, kK,
+                      data.data() + row * stride * table.activation_bytes);
     }
   }
   int64_t stride;
@@ -148,7 +151,8 @@ void measure_few_rows(const Options& options, const char* buffer, WeightFormat f
         const double rate = gigabytes_per_second([&](int thread, const char* weights) {
           for (int64_t call = 0; call < calls; ++call) {
             table.gemm({x.data.data(), x.stride, rows, kK, weights + call * call_bytes, panel_bytes,
-                        kPanelsPerCall, out[static_cast<size_t>(thread)].data(), kPanelsPerCall * kPanelWidth});
+                        kPanelsPerCall, out[static_cast<size_t>(thread)].data(),
+                        kPanelsPerCall * kPanelWidth});
           }
         });
         medians.add(before, rate, probe());
@@ -224,8 +228,8 @@ int main(int argc, char** argv) {
   const char* buffer = make_buffer(options.buffer_bytes);
   constexpr std::pair<WeightFormat, const char*> kFormats[] = {
       {WeightFormat::kBfloat16, "bf16"}, {WeightFormat::kFloat16, "fp16"}, {WeightFormat::kFloat32, "fp32"}};
-  std::printf("%-10s  %-4s  %7s  %4s  %8s %-7s  %8s  %5s\n", "kernels", "w", "threads", "rows", "rate", "", "limit",
-              "ratio");
+  std::printf("%-10s  %-4s  %7s  %4s  %8s %-7s  %8s  %5s\n", "kernels", "w", "threads", "rows", "rate", "",
+              "limit", "ratio");
   for (const auto& [format, name] : kFormats) {
     if (options.only != "many") measure_few_rows(options, buffer, format, name);
     if (options.only != "few") measure_many_rows(options, buffer, format, name);

@@ -1,6 +1,6 @@
-#include "limits.h"
-
 #include <cstring>
+
+#include "limits.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -33,13 +33,15 @@ namespace {
 #if defined(__x86_64__)
 // Independent chains: twice the latency of four cycles times two units, and more than enough registers.
 #define NUMA_MOE_TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
-#define NUMA_MOE_CLOBBERS                                                                               \
+#define NUMA_MOE_CLOBBERS                                                                                  \
   "rcx", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", \
       "xmm14", "xmm15"
-#define NUMA_MOE_REPEAT(TURNS, CLEAR, MULTIPLY)                                                           \
-  asm volatile("mov %0, %%rcx\n\t" NUMA_MOE_TWELVE(CLEAR) CLEAR(14) CLEAR(15) "1:\n\t" NUMA_MOE_TWELVE(    \
-      MULTIPLY) "dec %%rcx\n\tjnz 1b\n\tvzeroupper\n\t"                                                   \
-               : : "r"(TURNS) : NUMA_MOE_CLOBBERS)
+#define NUMA_MOE_REPEAT(TURNS, CLEAR, MULTIPLY)                                                         \
+  asm volatile("mov %0, %%rcx\n\t" NUMA_MOE_TWELVE(CLEAR) CLEAR(14)                                     \
+                   CLEAR(15) "1:\n\t" NUMA_MOE_TWELVE(MULTIPLY) "dec %%rcx\n\tjnz 1b\n\tvzeroupper\n\t" \
+               :                                                                                        \
+               : "r"(TURNS)                                                                             \
+               : NUMA_MOE_CLOBBERS)
 
 #define NUMA_MOE_CLEAR_YMM(i) "vxorps %%ymm" #i ", %%ymm" #i ", %%ymm" #i "\n\t"
 #define NUMA_MOE_FMA_YMM(i) "vfmadd231ps %%ymm15, %%ymm14, %%ymm" #i "\n\t"

@@ -11,18 +11,17 @@ NUMA_MOE_INLINE Vector multiply_sigmoid(Vector x, Vector z) {
 template <Activation kActivation>
 NUMA_MOE_INLINE Vector activate_gate(Vector gate, Vector alpha, Vector limit) {
   switch (kActivation) {
-    case Activation::kSilu:
-      return multiply_sigmoid(gate, gate);
+    case Activation::kSilu: return multiply_sigmoid(gate, gate);
     case Activation::kGelu:
       return select(less(gate, broadcast(kVanishes)), broadcast(-0.0f),
                     multiply(gate, normal_distribution(gate)));
     case Activation::kGeluTanh: {
       // (1 + tanh y) / 2 = sigmoid(2 y), y = sqrt(2 / pi) (x + 0.044715 x^3)
-      const Vector factor = fused_multiply_add(multiply(gate, gate), broadcast(0x1.2444f2p-4f), broadcast(0x1.988454p+0f));
+      const Vector factor =
+          fused_multiply_add(multiply(gate, gate), broadcast(0x1.2444f2p-4f), broadcast(0x1.988454p+0f));
       return multiply_sigmoid(gate, multiply(gate, factor));
     }
-    case Activation::kRelu:
-      return at_least(gate, zero());
+    case Activation::kRelu: return at_least(gate, zero());
     case Activation::kReluSquared: {
       const Vector positive = at_least(gate, zero());
       return multiply(positive, positive);
@@ -35,8 +34,7 @@ NUMA_MOE_INLINE Vector activate_gate(Vector gate, Vector alpha, Vector limit) {
       const Vector clamped = at_most(gate, limit);
       return multiply_sigmoid(clamped, clamped);
     }
-    case Activation::kSiluClampOutput:
-      return at_most(multiply_sigmoid(gate, gate), limit);
+    case Activation::kSiluClampOutput: return at_most(multiply_sigmoid(gate, gate), limit);
   }
   return gate;
 }
@@ -47,10 +45,8 @@ NUMA_MOE_INLINE Vector activate_up(Vector up, Vector limit) {
     case Activation::kSwigluOai:
       return add(at_least(at_most(up, limit), subtract(zero(), limit)), broadcast(1.0f));
     case Activation::kSiluClampInput:
-    case Activation::kSiluClampOutput:
-      return at_least(at_most(up, limit), subtract(zero(), limit));
-    default:
-      return up;
+    case Activation::kSiluClampOutput: return at_least(at_most(up, limit), subtract(zero(), limit));
+    default: return up;
   }
 }
 

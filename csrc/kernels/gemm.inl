@@ -19,10 +19,10 @@ template <class Format, int kRows, int kPanels>
 static void stream_panels(const GemmArgs& args, int64_t panel) {
   const int64_t groups = (args.k + Format::kGroup - 1) / Format::kGroup;
   for (; panel + kPanels <= args.num_panels; panel += kPanels) {
-    Tile<Format, kRows, kPanels>::stream(static_cast<const typename Format::Activation*>(args.x), args.x_stride,
-                                         static_cast<const char*>(args.weights) + panel * args.panel_stride,
-                                         args.panel_stride, groups, args.out + panel * kPanelWidth,
-                                         args.out_stride);
+    Tile<Format, kRows, kPanels>::stream(
+        static_cast<const typename Format::Activation*>(args.x), args.x_stride,
+        static_cast<const char*>(args.weights) + panel * args.panel_stride, args.panel_stride, groups,
+        args.out + panel * kPanelWidth, args.out_stride);
   }
   if constexpr (kPanels > 1) {
     if (panel < args.num_panels) stream_panels<Format, kRows, kPanels / 2>(args, panel);

@@ -23,7 +23,7 @@ const KernelTable* find_table(WeightFormat format);
 namespace amx {
 const KernelTable* find_table(WeightFormat format);
 bool is_available();  // the CPU and the kernel have AMX-BF16, and a brgemm was set
-}
+}  // namespace amx
 #elif defined(__aarch64__)
 namespace neon {
 const KernelTable* find_table(WeightFormat format);

@@ -30,40 +30,40 @@ enum class InstructionSet : uint8_t { kPortable, kNeon, kNeonBf16, kAvx2, kAvx51
 // up to 2.5 |z|, and a result below 2^-126 |g| is off by up to 2^-149 |g| more. NaN in g or u gives NaN, also
 // where there is a limit; at g = -infinity a sigmoid times g is -0.
 enum class Activation : uint8_t {
-  kSilu,             // silu(gate) * up
-  kGelu,             // gelu(gate) * up, erf form
-  kGeluTanh,         // gelu(gate) * up, tanh form
-  kRelu,             // relu(gate) * up
-  kReluSquared,      // relu(gate)^2 * up
-  kSwigluOai,        // g = min(gate, limit), u = clamp(up, -limit, limit): (u + 1) * g * sigmoid(alpha * g)
-  kSiluClampInput,   // silu(min(gate, limit)) * clamp(up, -limit, limit)
+  kSilu,  // silu(gate) * up
+  kGelu,  // gelu(gate) * up, erf form
+  kGeluTanh,  // gelu(gate) * up, tanh form
+  kRelu,  // relu(gate) * up
+  kReluSquared,  // relu(gate)^2 * up
+  kSwigluOai,  // g = min(gate, limit), u = clamp(up, -limit, limit): (u + 1) * g * sigmoid(alpha * g)
+  kSiluClampInput,  // silu(min(gate, limit)) * clamp(up, -limit, limit)
   kSiluClampOutput,  // min(silu(gate), limit) * clamp(up, -limit, limit)
 };
 
 struct GemmArgs {
-  const void* x;             // [rows, x_stride] activations, in the table's activation type
-  int64_t x_stride;          // elements between rows, >= k rounded up to the format's k group
-  int64_t rows;              // >= 0
-  int64_t k;                 // >= 1; x and weights hold zeros from k up to the k group
-  const void* weights;       // the first panel
-  int64_t panel_stride;      // bytes between panels
-  int64_t num_panels;        // >= 1
-  float* out;                // [rows, out_stride], num_panels * kPanelWidth columns are overwritten
-  int64_t out_stride;        // elements
+  const void* x;  // [rows, x_stride] activations, in the table's activation type
+  int64_t x_stride;  // elements between rows, >= k rounded up to the format's k group
+  int64_t rows;  // >= 0
+  int64_t k;  // >= 1; x and weights hold zeros from k up to the k group
+  const void* weights;  // the first panel
+  int64_t panel_stride;  // bytes between panels
+  int64_t num_panels;  // >= 1
+  float* out;  // [rows, out_stride], num_panels * kPanelWidth columns are overwritten
+  int64_t out_stride;  // elements
 };
 
 struct ActivateArgs {
   Activation activation;
-  bool gated;                // false: the function of the gate alone, no up columns
+  bool gated;  // false: the function of the gate alone, no up columns
   float alpha;
   float limit;
-  const float* gate_up;      // [rows, gate_up_stride]: per block kPanelWidth gates, then as many ups if gated
-  int64_t gate_up_stride;    // elements
-  const float* bias;         // same columns as one row of gate_up, or null
+  const float* gate_up;  // [rows, gate_up_stride]: per block kPanelWidth gates, then as many ups if gated
+  int64_t gate_up_stride;  // elements
+  const float* bias;  // same columns as one row of gate_up, or null
   int64_t rows;
-  int64_t num_blocks;        // blocks of kPanelWidth intermediate channels
-  void* out;                 // [rows, out_stride] in the table's activation type
-  int64_t out_stride;        // elements
+  int64_t num_blocks;  // blocks of kPanelWidth intermediate channels
+  void* out;  // [rows, out_stride] in the table's activation type
+  int64_t out_stride;  // elements
 };
 
 struct KernelTable {
@@ -75,7 +75,8 @@ struct KernelTable {
   void (*gemm)(const GemmArgs& args);
   void (*activate)(const ActivateArgs& args);
   // accumulator[i] = fma(weight, row[i] + bias[i], accumulator[i]); bias may be null.
-  void (*accumulate_row)(float weight, const float* row, const float* bias, int64_t count, float* accumulator);
+  void (*accumulate_row)(float weight, const float* row, const float* bias, int64_t count,
+                         float* accumulator);
   // fp32 to out_type, round to nearest even; NaN stays NaN.
   void (*store_row)(const float* row, int64_t count, DataType out_type, void* out);
 };

@@ -1,8 +1,7 @@
 // The bf16 kernels with gemm on AMX, everything else as on AVX-512 with bf16.
-#include "kernels/amx.h"
-
 #include <atomic>
 
+#include "kernels/amx.h"
 #include "kernels/instruction_sets.h"
 
 #if defined(__x86_64__)
@@ -58,8 +57,7 @@ void gemm(const GemmArgs& args) {
     if (block > rows_left) block = rows_left;
     for (int64_t panel = 0; panel < args.num_panels; ++panel) {
       brgemm(block, kPanelWidth, k, args.x_stride, kPanelWidth, args.out_stride, /*add_c=*/false,
-             x + row * args.x_stride,
-             reinterpret_cast<const uint16_t*>(weights + panel * args.panel_stride),
+             x + row * args.x_stride, reinterpret_cast<const uint16_t*>(weights + panel * args.panel_stride),
              args.out + row * args.out_stride + panel * kPanelWidth, /*is_vnni=*/true);
     }
   }

@@ -11,9 +11,10 @@ namespace numa_moe::avx2 {
 
 static constexpr InstructionSet kInstructionSet = InstructionSet::kAvx2;
 
+// clang-format off: the vector type first
 #include "kernels/vector_avx2.inl"
-
 #include "kernels/kernels.inl"
+// clang-format on
 
 }  // namespace numa_moe::avx2
 NUMA_MOE_TARGET_END

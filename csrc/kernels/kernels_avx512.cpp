@@ -21,9 +21,10 @@ namespace numa_moe::avx512 {
 
 static constexpr InstructionSet kInstructionSet = InstructionSet::kAvx512;
 
+// clang-format off: the vector type first
 #include "kernels/vector_avx512.inl"
-
 #include "kernels/kernels.inl"
+// clang-format on
 
 }  // namespace numa_moe::avx512
 NUMA_MOE_TARGET_END

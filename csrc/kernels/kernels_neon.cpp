@@ -10,9 +10,10 @@ namespace numa_moe::neon {
 
 static constexpr InstructionSet kInstructionSet = InstructionSet::kNeon;
 
+// clang-format off: the vector type first
 #include "kernels/vector_neon.inl"
-
 #include "kernels/kernels.inl"
+// clang-format on
 
 }  // namespace numa_moe::neon
 

@@ -10,8 +10,9 @@ namespace numa_moe::portable {
 
 static constexpr InstructionSet kInstructionSet = InstructionSet::kPortable;
 
+// clang-format off: the vector type first
 #include "kernels/vector_portable.inl"
-
 #include "kernels/kernels.inl"
+// clang-format on
 
 }  // namespace numa_moe::portable

@@ -2,7 +2,9 @@
 // bits. Coefficients: coefficients.py. Errors are in units in the last place of the result (ulp) and hold
 // where the result is normal; a subnormal result is off by at most one multiple of 2^-149 more.
 
-NUMA_MOE_INLINE Vector absolute(Vector x) { return from_bits(bit_and(to_bits(x), broadcast_bits(0x7fffffffu))); }
+NUMA_MOE_INLINE Vector absolute(Vector x) {
+  return from_bits(bit_and(to_bits(x), broadcast_bits(0x7fffffffu)));
+}
 
 // Both keep a NaN in x.
 NUMA_MOE_INLINE Vector at_most(Vector x, Vector limit) { return select(less(limit, x), limit, x); }

@@ -13,9 +13,9 @@ struct Name {
 };
 
 constexpr Name<InstructionSet> kInstructionSetNames[] = {
-    {InstructionSet::kPortable, "portable"},     {InstructionSet::kNeon, "neon"},
-    {InstructionSet::kNeonBf16, "neonbf16"},     {InstructionSet::kAvx2, "avx2"},
-    {InstructionSet::kAvx512, "avx512"},         {InstructionSet::kAvx512Bf16, "avx512bf16"},
+    {InstructionSet::kPortable, "portable"}, {InstructionSet::kNeon, "neon"},
+    {InstructionSet::kNeonBf16, "neonbf16"}, {InstructionSet::kAvx2, "avx2"},
+    {InstructionSet::kAvx512, "avx512"},     {InstructionSet::kAvx512Bf16, "avx512bf16"},
     {InstructionSet::kAmx, "amx"},
 };
 

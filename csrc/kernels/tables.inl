@@ -3,10 +3,9 @@
 
 template <class Weights, class Storage>
 static constexpr KernelTable make_table(WeightFormat format) {
-  return {kInstructionSet,         format, static_cast<int>(sizeof(typename Storage::Element)),
-          &stage_row<Storage>,     &gemm<Weights>,
-          &activate<Storage>,      &accumulate_row,
-          &store_row};
+  return {kInstructionSet,     format,         static_cast<int>(sizeof(typename Storage::Element)),
+          &stage_row<Storage>, &gemm<Weights>, &activate<Storage>,
+          &accumulate_row,     &store_row};
 }
 
 const KernelTable* find_table(WeightFormat format) {

@@ -93,7 +93,7 @@ struct Tile {
 
  private:
   NUMA_MOE_INLINE_MEMBER void start(const Activation* first_x, int64_t stride_of_x, const char* first_panel,
-                             int64_t stride_of_panels) {
+                                    int64_t stride_of_panels) {
     x_stride = stride_of_x;
     panel_stride = stride_of_panels;
 #pragma GCC unroll 4
@@ -200,7 +200,8 @@ struct Tile {
         for (int first = 0; first < kVectors; first += kHeldWeights) {
           Weight weight[kHeldWeights];
 #pragma GCC unroll 16
-          for (int held = 0; held < kHeldWeights; ++held) weight[held] = load_weight(group, step, first + held);
+          for (int held = 0; held < kHeldWeights; ++held)
+            weight[held] = load_weight(group, step, first + held);
 #pragma GCC unroll 16
           for (int row = 0; row < kRows; ++row) {
             const Weight activation = load_activation(group, step, row);

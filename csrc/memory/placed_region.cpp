@@ -89,14 +89,13 @@ PlacedRegion::~PlacedRegion() { munmap(reservation_, reservation_bytes_); }
 void PlacedRegion::reserve_address_space() {
   const std::size_t alignment = std::max(kHugePageBytes, page_bytes());
   const std::size_t margin = multiply(2, alignment);
-  const std::size_t payload = multiply(num_slices(), slice_stride_);
-  if (payload > std::numeric_limits<std::size_t>::max() - margin) throw std::bad_alloc();
-  reservation_bytes_ = payload + margin;
+  total_bytes_ = multiply(num_slices(), slice_stride_);
+  if (total_bytes_ > std::numeric_limits<std::size_t>::max() - margin) throw std::bad_alloc();
+  reservation_bytes_ = total_bytes_ + margin;
   reservation_ =
       mmap(nullptr, reservation_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reservation_ == MAP_FAILED) throw_errno("mmap of address space");
-  // From page_bytes() up to alignment past the start: what is left behind the payload is at least
-  // alignment, less that page.
+  // At least a page and at most alignment past the start, which leaves alignment or more behind the slices.
   const auto begin = reinterpret_cast<uintptr_t>(reservation_) + page_bytes();
   data_ = reinterpret_cast<char*>((begin + alignment - 1) / alignment * alignment);
 }
@@ -122,7 +121,7 @@ bool PlacedRegion::map_explicit_huge_pages() {
     return true;
   }
   for (SliceBinding& binding : bindings_) binding = {binding.node, 0, BindingPolicy::kNone};
-  if (mmap(data_, total_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+  if (mmap(data_, total_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
       MAP_FAILED) {
     throw_errno("mmap in place of huge pages");
   }
@@ -131,7 +130,7 @@ bool PlacedRegion::map_explicit_huge_pages() {
 
 void PlacedRegion::map_pages(HugePages huge_pages) {
   // Mapped anew rather than by mprotect, so that the overcommit limit is asked now and not at a touch.
-  if (mmap(data_, total_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
+  if (mmap(data_, total_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
       MAP_FAILED) {
     throw_errno("mmap");
   }
@@ -144,7 +143,7 @@ void PlacedRegion::map_pages(HugePages huge_pages) {
   // Refused by a kernel without transparent huge pages. Where they are set to "never" it succeeds in vain;
   // where they are set to "always", ordinary pages have to be asked for.
   const bool ordinary = huge_pages == HugePages::kNone;
-  const int advised = madvise(data_, total_bytes(), ordinary ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
+  const int advised = madvise(data_, total_bytes_, ordinary ? MADV_NOHUGEPAGE : MADV_HUGEPAGE);
   if (!ordinary && advised == 0) huge_pages_ = HugePages::kTransparent;
 }
 

@@ -52,7 +52,7 @@ class PlacedRegion {
   std::size_t num_slices() const { return bindings_.size(); }
   std::size_t slice_bytes() const { return slice_bytes_; }
   std::size_t slice_stride() const { return slice_stride_; }
-  std::size_t total_bytes() const { return num_slices() * slice_stride_; }
+  std::size_t total_bytes() const { return total_bytes_; }  // num_slices() * slice_stride()
   const std::vector<SliceBinding>& bindings() const { return bindings_; }
   HugePages huge_pages() const { return huge_pages_; }  // kExplicit only when all slices have them
 
@@ -64,6 +64,7 @@ class PlacedRegion {
 
   std::size_t slice_bytes_;
   std::size_t slice_stride_ = 0;
+  std::size_t total_bytes_ = 0;
   std::vector<SliceBinding> bindings_;
   HugePages huge_pages_ = HugePages::kNone;
   void* reservation_ = nullptr;  // address space around the slices, its margins inaccessible

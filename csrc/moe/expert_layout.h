@@ -76,7 +76,8 @@ struct PackedWeights {
     if (gate_up_bias == nullptr) return nullptr;
     const int64_t width = layout.panels_per_gate_up_block() * kPanelWidth;
     return gate_up_bias +
-           ((slice * layout.num_experts + expert) * layout.gate_up_blocks_per_slice() + block_in_slice) * width;
+           ((slice * layout.num_experts + expert) * layout.gate_up_blocks_per_slice() + block_in_slice) *
+               width;
   }
   const float* down_bias_block(int64_t slice, int64_t expert, int64_t block_in_slice) const {
     if (down_bias == nullptr) return nullptr;

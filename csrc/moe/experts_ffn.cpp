@@ -80,21 +80,21 @@ class FfnJob final : public Job {
   std::vector<Phase> phases_;
   std::vector<Step> steps_;
 
-  bool staging_ = false;           // hidden states must be converted, padded or brought to the group's node
-  int64_t hidden_stride_ = 0;      // elements between rows of staged hidden states
+  bool staging_ = false;  // hidden states must be converted, padded or brought to the group's node
+  int64_t hidden_stride_ = 0;  // elements between rows of staged hidden states
   int64_t tokens_per_stage_task_ = 1;
   std::vector<const char*> staged_;  // per group
 
-  bool gathering_ = false;             // several groups: each copies all activations to its node
-  int64_t intermediate_stride_ = 0;    // elements between rows of whole activations
+  bool gathering_ = false;  // several groups: each copies all activations to its node
+  int64_t intermediate_stride_ = 0;  // elements between rows of whole activations
   int64_t rows_per_gather_task_ = 1;
   struct Part {
     char* data;
     int64_t stride;  // elements
     BlockRange blocks;
   };
-  std::vector<Part> parts_;            // per slice
-  std::vector<char*> whole_;           // per group
+  std::vector<Part> parts_;  // per slice
+  std::vector<char*> whole_;  // per group
 
   std::vector<std::vector<GateUpTask>> gate_up_tasks_;
   std::vector<std::vector<DownTask>> down_tasks_;
@@ -126,13 +126,14 @@ FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels
   // Hidden states can be read where they are when they already have the kernels' type and need no
   // padding, and when there is one group. Otherwise every group gets its own copy, on its own node:
   // read across the link once per node instead of once per thread.
-  const bool same_type = data_type_bytes(args.hidden_states_type) == activation_bytes_ &&
-                         (args.hidden_states_type == DataType::kBfloat16 || layout_.format == WeightFormat::kFloat32 ||
-                          layout_.format == WeightFormat::kFloat16) &&
-                         args.hidden_states_type != DataType::kFloat16;
+  const bool same_type =
+      data_type_bytes(args.hidden_states_type) == activation_bytes_ &&
+      (args.hidden_states_type == DataType::kBfloat16 || layout_.format == WeightFormat::kFloat32 ||
+       layout_.format == WeightFormat::kFloat16) &&
+      args.hidden_states_type != DataType::kFloat16;
   staging_ = !same_type || num_groups_ > 1 || hidden_size % k_group(layout_.format) != 0;
-  hidden_stride_ = staging_ ? row_stride(round_up(hidden_size, k_group(layout_.format)), activation_bytes_)
-                            : hidden_size;
+  hidden_stride_ =
+      staging_ ? row_stride(round_up(hidden_size, k_group(layout_.format)), activation_bytes_) : hidden_size;
   staged_.assign(static_cast<size_t>(num_groups_), static_cast<const char*>(args.hidden_states));
   if (staging_) {
     for (int64_t group = 0; group < num_groups_; ++group) {
@@ -188,7 +189,8 @@ FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels
               Barrier::kGroup);
   } else {
     // One group: all slices write into the same rows.
-    char* whole = workspace_.group(0).intermediate.reserve(num_rows * intermediate_stride_ * activation_bytes_);
+    char* whole =
+        workspace_.group(0).intermediate.reserve(num_rows * intermediate_stride_ * activation_bytes_);
     whole_.push_back(whole);
     for (Part& part : parts_) {
       part.stride = intermediate_stride_;
@@ -255,8 +257,7 @@ const char* FfnJob::contiguous_rows(const Task& task, const GateUpTask& work) {
 }
 
 void FfnJob::gate_up(const Task& task) {
-  const GateUpTask& work =
-      gate_up_tasks_[static_cast<size_t>(task.group)][static_cast<size_t>(task.index)];
+  const GateUpTask& work = gate_up_tasks_[static_cast<size_t>(task.group)][static_cast<size_t>(task.index)];
   const int64_t rows = work.row_end - work.row_begin;
   const int64_t expert = routing_.expert(work.active);
   const int64_t panels_per_block = layout_.panels_per_gate_up_block();
@@ -316,8 +317,8 @@ void FfnJob::down(const Task& task) {
   const bool all_tokens = tokens == args_.top_k.num_tokens;
   const int64_t blocks_at_once = tokens <= kFewRows ? kPanelsForFewRows : kPanelsForManyRows;
   const int64_t stride = blocks_at_once * kPanelWidth;
-  const int64_t first_channel = slice_blocks(layout_.hidden_blocks(), layout_.num_slices, work.slice).begin *
-                                kPanelWidth;
+  const int64_t first_channel =
+      slice_blocks(layout_.hidden_blocks(), layout_.num_slices, work.slice).begin * kPanelWidth;
   const int64_t element_bytes = data_type_bytes(args_.hidden_states_type);
   float* sums = scratch.accumulator.reserve_elements<float>(tokens * stride);
 
@@ -326,8 +327,8 @@ void FfnJob::down(const Task& task) {
     const int64_t width = blocks * kPanelWidth;
     std::memset(sums, 0, static_cast<size_t>(tokens * stride) * sizeof(float));
     for (int64_t active = 0; active < routing_.num_active(); ++active) {
-      const int64_t row_begin = all_tokens ? routing_.row_begin(active)
-                                           : routing_.first_row_of_token(active, work.token_begin);
+      const int64_t row_begin =
+          all_tokens ? routing_.row_begin(active) : routing_.first_row_of_token(active, work.token_begin);
       const int64_t row_end =
           all_tokens ? routing_.row_end(active) : routing_.first_row_of_token(active, work.token_end);
       const int64_t rows = row_end - row_begin;
@@ -384,7 +385,8 @@ void run_experts_ffn(Runtime& runtime, const FfnArgs& args) {
   // Chosen once for all chunks, by what doesn't depend on where they are cut.
   const ExpertLayout& layout = args.weights->layout;
   const int64_t rows_per_expert = num_tokens * args.top_k.top_k / layout.num_experts;
-  const KernelTable& kernels = kernel_table_for_rows(layout.format, runtime.instruction_set(), rows_per_expert);
+  const KernelTable& kernels =
+      kernel_table_for_rows(layout.format, runtime.instruction_set(), rows_per_expert);
   const std::lock_guard lock(runtime.workspace_mutex());
   for (int64_t begin = 0; begin < num_tokens; begin += chunk) {
     FfnArgs part = args;

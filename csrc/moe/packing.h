@@ -35,7 +35,8 @@ struct PackedProjection {
 void pack_gate_up(Runtime& runtime, const PackedProjection& packed, int64_t first_expert,
                   const WeightView& gate, const WeightView* up);
 // down: [n, hidden_size, intermediate_size].
-void pack_down(Runtime& runtime, const PackedProjection& packed, int64_t first_expert, const WeightView& down);
+void pack_down(Runtime& runtime, const PackedProjection& packed, int64_t first_expert,
+               const WeightView& down);
 
 // The same way back; the views are written. Exact when their type can hold the format's values.
 void unpack_gate_up(Runtime& runtime, const PackedProjection& packed, int64_t first_expert,

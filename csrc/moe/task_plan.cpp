@@ -129,7 +129,8 @@ std::vector<std::vector<DownTask>> plan_down(const ExpertLayout& layout, const R
       }
     };
     int64_t total_cost = 0;
-    for_each_piece([&](int64_t, int64_t, int64_t, int64_t blocks, int64_t cost) { total_cost += blocks * cost; });
+    for_each_piece(
+        [&](int64_t, int64_t, int64_t, int64_t blocks, int64_t cost) { total_cost += blocks * cost; });
     GuidedCutter cutter(total_cost, threads);
     for_each_piece([&](int64_t token_begin, int64_t token_end, int64_t slice, int64_t blocks, int64_t cost) {
       for (int64_t begin = 0; begin < blocks;) {

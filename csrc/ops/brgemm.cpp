@@ -12,8 +12,8 @@ struct BFloat16;
 }
 
 namespace at::native::cpublas {
-[[gnu::weak]] void brgemm(int64_t m, int64_t n, int64_t k, int64_t ld_a, int64_t ld_b, int64_t ld_c, bool add_c,
-                          const c10::BFloat16* a, const c10::BFloat16* b, float* c, bool is_vnni);
+[[gnu::weak]] void brgemm(int64_t m, int64_t n, int64_t k, int64_t ld_a, int64_t ld_b, int64_t ld_c,
+                          bool add_c, const c10::BFloat16* a, const c10::BFloat16* b, float* c, bool is_vnni);
 [[gnu::weak]] void brgemm_release(bool is_vnni);
 }  // namespace at::native::cpublas
 

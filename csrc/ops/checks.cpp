@@ -25,9 +25,7 @@ const char* type_name(ScalarType type) {
   }
 }
 
-std::vector<int64_t> shape_of(const Tensor& tensor) {
-  return {tensor.sizes().begin(), tensor.sizes().end()};
-}
+std::vector<int64_t> shape_of(const Tensor& tensor) { return {tensor.sizes().begin(), tensor.sizes().end()}; }
 
 constexpr const char* kGateUpShape =
     "[num_slices, num_experts, blocks, 2 (gate, up) or 1, k of hidden_size, 16, k group]";
@@ -74,8 +72,7 @@ DataType check_float_type(const char* argument, const Tensor& tensor) {
     case ScalarType::Float: return DataType::kFloat32;
     case ScalarType::BFloat16: return DataType::kBfloat16;
     case ScalarType::Half: return DataType::kFloat16;
-    default:
-      fail(std::string(argument) + " must be float32, bfloat16 or float16, got " + describe(tensor));
+    default: fail(std::string(argument) + " must be float32, bfloat16 or float16, got " + describe(tensor));
   }
 }
 
@@ -85,8 +82,8 @@ WeightFormat check_packed_format(const char* argument, const Tensor& tensor) {
     case ScalarType::BFloat16: return WeightFormat::kBfloat16;
     case ScalarType::Half: return WeightFormat::kFloat16;
     default:
-      fail(std::string(argument) +
-           " must be packed by pack_experts (float32, bfloat16 or float16), got " + describe(tensor));
+      fail(std::string(argument) + " must be packed by pack_experts (float32, bfloat16 or float16), got " +
+           describe(tensor));
   }
 }
 
@@ -165,15 +162,15 @@ PackedWeights check_packed_weights(const Tensor& gate_up_proj, const Tensor& dow
     return static_cast<const float*>(bias.data_ptr());
   };
   if (gate_up_bias.has_value()) {
-    weights.gate_up_bias = bias_pointer("gate_up_bias", *gate_up_bias,
-                                        {layout.num_slices, layout.num_experts,
-                                         layout.gate_up_blocks_per_slice(),
-                                         layout.panels_per_gate_up_block(), kPanelWidth});
+    weights.gate_up_bias =
+        bias_pointer("gate_up_bias", *gate_up_bias,
+                     {layout.num_slices, layout.num_experts, layout.gate_up_blocks_per_slice(),
+                      layout.panels_per_gate_up_block(), kPanelWidth});
   }
   if (down_bias.has_value()) {
-    weights.down_bias = bias_pointer(
-        "down_bias", *down_bias,
-        {layout.num_slices, layout.num_experts, layout.down_blocks_per_slice(), kPanelWidth});
+    weights.down_bias =
+        bias_pointer("down_bias", *down_bias,
+                     {layout.num_slices, layout.num_experts, layout.down_blocks_per_slice(), kPanelWidth});
   }
   return weights;
 }

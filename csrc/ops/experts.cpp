@@ -67,7 +67,8 @@ Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor
       check_packed_weights(gate_up_proj, down_proj, gate_up_bias, down_bias, hidden_size);
   const ActivationSpec spec = check_activation(activation, alpha, limit);
   if (needs_up(spec.activation) && !weights.layout.gated) {
-    fail("activation \"" + activation + "\" multiplies gate and up, but gate_up_proj was packed without a gate");
+    fail("activation \"" + activation +
+         "\" multiplies gate and up, but gate_up_proj was packed without a gate");
   }
 
   const Tensor hidden = torch::stable::contiguous(hidden_states);
@@ -79,7 +80,8 @@ Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor
   FfnArgs args{};
   args.hidden_states = hidden.const_data_ptr();
   args.hidden_states_type = hidden_type;
-  args.top_k = {ids.const_data_ptr(), index_type, scales.const_data_ptr(), weights_type, num_tokens, ids.size(1)};
+  args.top_k = {ids.const_data_ptr(), index_type, scales.const_data_ptr(),
+                weights_type,         num_tokens, ids.size(1)};
   args.activation = spec;
   args.weights = &weights;
   args.output = output.mutable_data_ptr();

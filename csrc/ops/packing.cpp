@@ -1,11 +1,12 @@
 // torch.ops.numa_moe.pack_* and unpack_*: checks, then one call into the packing jobs.
+#include "moe/packing.h"
+
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
 #include <optional>
 #include <string>
 
-#include "moe/packing.h"
 #include "ops/checks.h"
 #include "ops/exit_guard.h"
 
@@ -16,8 +17,10 @@ WeightView check_view(const char* argument, const Tensor& tensor, const char* ac
   check_cpu(argument, tensor);
   check_dimensions(argument, tensor, 3, accepted);
   const DataType type = check_float_type(argument, tensor);
-  return {tensor.data_ptr(), type, tensor.size(0), tensor.size(1), tensor.size(2),
-          tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+  return {tensor.data_ptr(), type,
+          tensor.size(0),    tensor.size(1),
+          tensor.size(2),    tensor.stride(0),
+          tensor.stride(1),  tensor.stride(2)};
 }
 
 void check_expert_range(int64_t first_expert, int64_t count, int64_t num_experts) {

@@ -55,6 +55,19 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+// A task waits for this job, so its thread can't wait for the pool: other threads may be waiting for that
+// task.
+void run_inline(Job& job, const std::vector<Phase>& phases, int thread) {
+  for (std::size_t phase = 0; phase < phases.size(); ++phase) {
+    const std::vector<int32_t>& counts = phases[phase].tasks_per_group;
+    for (std::size_t group = 0; group < counts.size(); ++group) {
+      for (int32_t index = 0; index < counts[group]; ++index) {
+        job.run_task({static_cast<int>(phase), static_cast<int>(group), index, thread});
+      }
+    }
+  }
+}
+
 }  // namespace
 
 class ThreadPool::Implementation {
@@ -77,9 +90,7 @@ class ThreadPool::Implementation {
   void release_workers();
   void join_workers();
   bool every_worker_has_its_own_cpu() const;
-  void run_inline(Job& job, const std::vector<Phase>& phases, int thread);
   void dispatch(Job& job, const std::vector<Phase>& phases);
-  void help();
   template <typename Condition>
   void wait_until(Condition condition, int64_t& yields_left);
   template <typename Condition>
@@ -92,7 +103,7 @@ class ThreadPool::Implementation {
   bool workers_spin_ = false;
   std::vector<Worker> workers_;
 
-  std::mutex dispatching_;            // held while a job runs
+  std::mutex dispatching_;              // held while a job runs
   ThreadCounters dispatcher_counters_;  // written under the mutex
 };
 
@@ -107,6 +118,10 @@ ThreadPool::Implementation::Implementation(PoolOptions options)
     context_.placed.wait();
     workers_spin_ = every_worker_has_its_own_cpu();
   } catch (...) {
+    const auto missing = std::count_if(workers_.begin(), workers_.end(),
+                                       [](const Worker& worker) { return !worker.started(); });
+    context_.placed.count_down(missing);
+    context_.placed.wait();
     context_.stop.store(true, std::memory_order_relaxed);  // published by the latch
     release_workers();
     join_workers();
@@ -179,19 +194,6 @@ void ThreadPool::Implementation::run(Job& job) {
     error = sequencer_.take_error();
   }
   if (error != nullptr) std::rethrow_exception(std::move(error));
-}
-
-// A task waits for this job, so its thread can't wait for the pool: other threads may be waiting for that
-// task.
-void ThreadPool::Implementation::run_inline(Job& job, const std::vector<Phase>& phases, int thread) {
-  for (std::size_t phase = 0; phase < phases.size(); ++phase) {
-    const std::vector<int32_t>& counts = phases[phase].tasks_per_group;
-    for (std::size_t group = 0; group < counts.size(); ++group) {
-      for (int32_t index = 0; index < counts[group]; ++index) {
-        job.run_task({static_cast<int>(phase), static_cast<int>(group), index, thread});
-      }
-    }
-  }
 }
 
 void ThreadPool::Implementation::dispatch(Job& job, const std::vector<Phase>& phases) {

@@ -16,9 +16,10 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-constexpr Activation kActivations[] = {
-    Activation::kSilu,        Activation::kGelu,      Activation::kGeluTanh,       Activation::kRelu,
-    Activation::kReluSquared, Activation::kSwigluOai, Activation::kSiluClampInput, Activation::kSiluClampOutput};
+constexpr Activation kActivations[] = {Activation::kSilu,           Activation::kGelu,
+                                       Activation::kGeluTanh,       Activation::kRelu,
+                                       Activation::kReluSquared,    Activation::kSwigluOai,
+                                       Activation::kSiluClampInput, Activation::kSiluClampOutput};
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
 
@@ -70,8 +71,8 @@ std::vector<float> activate(const KernelTable& table, Activation activation, con
     gate_up.insert(gate_up.end(), gates.begin() + first, gates.begin() + first + kPanelWidth);
     if (gated) gate_up.insert(gate_up.end(), ups.begin() + first, ups.begin() + first + kPanelWidth);
   }
-  table.activate({activation, gated, alpha, limit, gate_up.data(), static_cast<int64_t>(gate_up.size()), nullptr,
-                  1, blocks, out.data(), static_cast<int64_t>(out.size())});
+  table.activate({activation, gated, alpha, limit, gate_up.data(), static_cast<int64_t>(gate_up.size()),
+                  nullptr, 1, blocks, out.data(), static_cast<int64_t>(out.size())});
   return out;
 }
 
@@ -112,8 +113,8 @@ TEST_P(ActivationTest, IsTheFunctionWithinTheStatedError) {
 TEST_P(ActivationTest, HasTheSameBitsOnEveryInstructionSet) {
   const std::vector<float> gates = gates_of_all_sizes();
   std::vector<float> ups(gates.rbegin(), gates.rend());
-  const auto expected =
-      activate(kernel_table(WeightFormat::kFloat32, InstructionSet::kPortable), GetParam(), gates, ups, 1.702f, 7.0f);
+  const auto expected = activate(kernel_table(WeightFormat::kFloat32, InstructionSet::kPortable), GetParam(),
+                                 gates, ups, 1.702f, 7.0f);
   for (const KernelTable* table : tables(WeightFormat::kFloat32)) {
     SCOPED_TRACE(table_name(*table));
     const std::vector<float> out = activate(*table, GetParam(), gates, ups, 1.702f, 7.0f);
@@ -137,7 +138,8 @@ TEST_P(ActivationTest, SpecialValues) {
     const bool clamps = GetParam() == Activation::kSwigluOai || GetParam() == Activation::kSiluClampInput ||
                         GetParam() == Activation::kSiluClampOutput;
     EXPECT_EQ(out[0], 0.0f);  // the limit, not infinity * 0
-    EXPECT_EQ(out[1], clamps ? static_cast<float>(exact_gate(GetParam(), kInfinity, 1.702f, 7.0)) : kInfinity);
+    EXPECT_EQ(out[1],
+              clamps ? static_cast<float>(exact_gate(GetParam(), kInfinity, 1.702f, 7.0)) : kInfinity);
     EXPECT_TRUE(std::isnan(out[2]));
     EXPECT_EQ(out[3], 0.0f);
     EXPECT_EQ(out[4], 0.0f);
@@ -243,8 +245,8 @@ TEST_P(ActivationTest, BfloatFormatRoundsTheFloatResult) {
   std::vector<float> gates = gates_of_all_sizes();
   gates[5] = kNan;
   const auto count = static_cast<int64_t>(gates.size());
-  const auto unrounded =
-      activate(kernel_table(WeightFormat::kFloat32, InstructionSet::kPortable), GetParam(), gates, {}, 1.702f, 7.0f);
+  const auto unrounded = activate(kernel_table(WeightFormat::kFloat32, InstructionSet::kPortable), GetParam(),
+                                  gates, {}, 1.702f, 7.0f);
   for (const KernelTable* table : tables(WeightFormat::kBfloat16)) {
     SCOPED_TRACE(table_name(*table));
     std::vector<char> out(gates.size() * static_cast<size_t>(table->activation_bytes));

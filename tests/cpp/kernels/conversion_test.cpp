@@ -35,8 +35,9 @@ std::vector<float> rounding_cases(double (*value_of)(uint16_t), bool (*is_nan)(u
     const auto middle = static_cast<float>(value + step / 2);
     cases.insert(cases.end(), {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 2 * middle)});
   }
-  for (const float special : {0.0f, -0.0f, std::numeric_limits<float>::max(), std::numeric_limits<float>::min(),
-                              std::numeric_limits<float>::denorm_min(), 1e-30f, 70000.0f, -70000.0f}) {
+  for (const float special :
+       {0.0f, -0.0f, std::numeric_limits<float>::max(), std::numeric_limits<float>::min(),
+        std::numeric_limits<float>::denorm_min(), 1e-30f, 70000.0f, -70000.0f}) {
     cases.push_back(special);
   }
   std::mt19937 random(1);
@@ -153,7 +154,8 @@ TEST(ConversionTest, RowsOfAnyLengthAreConvertedPaddedAndNothingElseIsTouched) {
           const GuardedMemory source(source_bytes, Flush::kToEnd);
           for (int64_t i = 0; i < count; ++i) {
             const auto value = static_cast<float>(i + 1);
-            const uint16_t half = type == DataType::kBfloat16 ? nearest_bfloat16(value) : nearest_float16(value);
+            const uint16_t half =
+                type == DataType::kBfloat16 ? nearest_bfloat16(value) : nearest_float16(value);
             std::memcpy(source.data() + i * data_type_bytes(type),
                         type == DataType::kFloat32 ? static_cast<const void*>(&value) : &half,
                         static_cast<size_t>(data_type_bytes(type)));

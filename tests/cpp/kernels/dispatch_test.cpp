@@ -53,7 +53,8 @@ TEST(DispatchTest, ASetWithoutAFormatLeavesItToTheNextLowerOne) {
     EXPECT_EQ(kernel_table(format, InstructionSet::kAmx).instruction_set, InstructionSet::kAvx512);
     EXPECT_EQ(kernel_table(format, InstructionSet::kAvx2).instruction_set, InstructionSet::kAvx2);
   }
-  EXPECT_EQ(kernel_table(WeightFormat::kBfloat16, InstructionSet::kAmx).instruction_set, InstructionSet::kAmx);
+  EXPECT_EQ(kernel_table(WeightFormat::kBfloat16, InstructionSet::kAmx).instruction_set,
+            InstructionSet::kAmx);
 #elif defined(__aarch64__)
   EXPECT_EQ(kernel_table(WeightFormat::kFloat16, InstructionSet::kNeonBf16).instruction_set,
             InstructionSet::kNeon);
@@ -74,7 +75,8 @@ TEST(DispatchTest, FewRowsTakeAmxAway) {
 #endif
   for (const InstructionSet set : supported_instruction_sets()) {
     if (set == InstructionSet::kAmx) continue;
-    EXPECT_EQ(&kernel_table_for_rows(WeightFormat::kBfloat16, set, 1), &kernel_table(WeightFormat::kBfloat16, set));
+    EXPECT_EQ(&kernel_table_for_rows(WeightFormat::kBfloat16, set, 1),
+              &kernel_table(WeightFormat::kBfloat16, set));
   }
 }
 

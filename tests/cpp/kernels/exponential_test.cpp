@@ -13,9 +13,10 @@
 namespace numa_moe::test {
 namespace {
 
+// clang-format off: the vector type first
 #include "kernels/vector_portable.inl"
-
 #include "kernels/math.inl"
+// clang-format on
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -49,8 +50,9 @@ TEST(MathTest, SigmoidIsWithin2Point5Units) {
 }
 
 TEST(MathTest, NormalDistributionIsWithin5Point5Units) {
-  EXPECT_LE(largest_error(call_normal_distribution, [](double x) { return std::erfc(-x / std::sqrt(2.0)) / 2; }),
-            5.5);
+  EXPECT_LE(
+      largest_error(call_normal_distribution, [](double x) { return std::erfc(-x / std::sqrt(2.0)) / 2; }),
+      5.5);
 }
 
 TEST(MathTest, ExponentialAtTheEnds) {

@@ -1,9 +1,9 @@
-#include "kernels/reference.h"
-
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+
+#include "kernels/reference.h"
 
 namespace numa_moe::test {
 namespace {
@@ -19,7 +19,8 @@ double float_value(uint32_t bits, int exponent_bits, int mantissa_bits) {
                          : sign * std::numeric_limits<double>::infinity();
   }
   if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
-  return sign * std::ldexp((1u << mantissa_bits) + mantissa, static_cast<int>(exponent) - bias - mantissa_bits);
+  return sign *
+         std::ldexp((1u << mantissa_bits) + mantissa, static_cast<int>(exponent) - bias - mantissa_bits);
 }
 
 // Positive floats are ordered like their bits, so the nearest one is found by bisection.

@@ -22,14 +22,16 @@ TEST(AccumulateRowTest, IsOneFusedMultiplyAddPerElement) {
         for (const bool with_bias : {false, true}) {
           SCOPED_TRACE(table_name(*table) + ", count " + std::to_string(count));
           const auto bytes = static_cast<size_t>(count) * sizeof(float);
-          const GuardedMemory row(bytes, Flush::kToEnd), bias(bytes, Flush::kToEnd), sum(bytes, Flush::kToEnd);
+          const GuardedMemory row(bytes, Flush::kToEnd), bias(bytes, Flush::kToEnd),
+              sum(bytes, Flush::kToEnd);
           const float weight = normal(random);
           std::vector<float> expected;
           for (int64_t i = 0; i < count; ++i) {
             row.data<float>()[i] = normal(random);
             bias.data<float>()[i] = normal(random);
             sum.data<float>()[i] = normal(random);
-            const float value = with_bias ? row.data<float>()[i] + bias.data<float>()[i] : row.data<float>()[i];
+            const float value =
+                with_bias ? row.data<float>()[i] + bias.data<float>()[i] : row.data<float>()[i];
             expected.push_back(std::fma(weight, value, sum.data<float>()[i]));
           }
           table->accumulate_row(weight, row.data<float>(), with_bias ? bias.data<float>() : nullptr, count,

@@ -11,8 +11,12 @@ namespace numa_moe {
 namespace {
 
 TopK top_k_of(const std::vector<int64_t>& ids, const std::vector<float>& weights, int64_t top_k) {
-  return {ids.data(), IndexType::kInt64, weights.data(), DataType::kFloat32,
-          static_cast<int64_t>(ids.size()) / top_k, top_k};
+  return {ids.data(),
+          IndexType::kInt64,
+          weights.data(),
+          DataType::kFloat32,
+          static_cast<int64_t>(ids.size()) / top_k,
+          top_k};
 }
 
 TEST(Routing, SortsByExpertThenToken) {

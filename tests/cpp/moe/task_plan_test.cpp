@@ -58,10 +58,12 @@ TEST(TaskPlan, GateUpCoversEverythingOnce) {
     std::set<std::tuple<int64_t, int64_t, int64_t>> seen;         // (slice, row, first block)
     for (size_t group = 0; group < tasks.size(); ++group) {
       for (const GateUpTask& task : tasks[group]) {
-        ASSERT_EQ(group_of_slice(task.slice, static_cast<int64_t>(tasks.size())), static_cast<int64_t>(group));
+        ASSERT_EQ(group_of_slice(task.slice, static_cast<int64_t>(tasks.size())),
+                  static_cast<int64_t>(group));
         ASSERT_LT(task.block_begin, task.block_end);
-        ASSERT_LE(task.block_end,
-                  slice_blocks(scene.layout.intermediate_blocks(), scene.layout.num_slices, task.slice).size());
+        ASSERT_LE(
+            task.block_end,
+            slice_blocks(scene.layout.intermediate_blocks(), scene.layout.num_slices, task.slice).size());
         ASSERT_LT(task.row_begin, task.row_end);
         ASSERT_LE(task.row_end - task.row_begin, max_rows);
         ASSERT_GE(task.row_begin, routing.row_begin(task.active));
@@ -95,7 +97,8 @@ TEST(TaskPlan, DownCoversEveryTokenAndBlockOnce) {
     std::set<std::tuple<int64_t, int64_t, int64_t>> seen;  // (slice, token, block)
     for (size_t group = 0; group < tasks.size(); ++group) {
       for (const DownTask& task : tasks[group]) {
-        ASSERT_EQ(group_of_slice(task.slice, static_cast<int64_t>(tasks.size())), static_cast<int64_t>(group));
+        ASSERT_EQ(group_of_slice(task.slice, static_cast<int64_t>(tasks.size())),
+                  static_cast<int64_t>(group));
         ASSERT_LE(task.token_end - task.token_begin, max_tokens);
         for (int64_t token = task.token_begin; token < task.token_end; ++token) {
           for (int64_t block = task.block_begin; block < task.block_end; ++block) {
@@ -119,7 +122,8 @@ TEST(TaskPlan, OneExpertKeepsAllThreadsBusy) {
   scene.weights.assign(scene.ids.size(), 1.0f);
   scene.threads = {16, 16};
   const Routing routing = scene.routing();
-  for (const auto& group : plan_gate_up(scene.layout, routing, scene.threads, 512)) EXPECT_GE(group.size(), 48u);
+  for (const auto& group : plan_gate_up(scene.layout, routing, scene.threads, 512))
+    EXPECT_GE(group.size(), 48u);
   for (const auto& group : plan_down(scene.layout, routing, scene.tokens, scene.threads, 512)) {
     EXPECT_GE(group.size(), 48u);
   }

@@ -163,14 +163,7 @@ TEST(PinningDeathTest, APinThatOnlyPretendsIsReported) {
               "pinned 0 error 0 mask as before tasks 3 spin 0|no seccomp here");
 }
 
-// Sanitizers need this call themselves.
-#if defined(__has_feature)
-#define NUMA_MOE_HAS_FEATURE(feature) __has_feature(feature)
-#else
-#define NUMA_MOE_HAS_FEATURE(feature) 0
-#endif
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) && \
-    !NUMA_MOE_HAS_FEATURE(thread_sanitizer) && !NUMA_MOE_HAS_FEATURE(address_sanitizer)
+#ifndef NUMA_MOE_SANITIZED  // sanitizers need this call themselves
 TEST(PinningDeathTest, AMaskThatCannotBeReadIsNoPin) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(start_pool_where(SYS_sched_getaffinity, EINVAL), testing::ExitedWithCode(0),

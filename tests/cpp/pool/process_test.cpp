@@ -1,12 +1,16 @@
 // The pool within a process: names, signals, forks.
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -51,6 +55,31 @@ TEST(Process, WorkersBlockSignalsAndTheCallerDoesNot) {
   // These a thread raises itself: blocked, they would kill the process before a crash handler runs.
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) EXPECT_FALSE(is_blocked(signal)) << signal;
 }
+
+// Address space for a few stacks only: some workers start, the rest can't. Seen to hang with: the workers
+// that did start not told to stop.
+[[noreturn]] void start_too_many_workers() {
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t most = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{64} << 20);
+  const rlimit limit = {most, most};
+  setrlimit(RLIMIT_AS, &limit);
+  try {
+    const ThreadPool pool(unpinned({1000}));
+    std::fputs("started all", stderr);
+  } catch (const std::system_error& error) {
+    std::fputs(error.what(), stderr);
+  }
+  std::exit(0);
+}
+
+#ifndef NUMA_MOE_SANITIZED  // their shadow memory needs more address space than any limit
+TEST(ProcessDeathTest, WorkersThatCannotBeStartedAreAnError) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(start_too_many_workers(), testing::ExitedWithCode(0),
+              "can't start worker [0-9]+ of 1000: Resource temporarily unavailable");
+}
+#endif
 
 // Forks while jobs run: the parent's pool doesn't notice.
 TEST(Process, ForksDoNotDisturbTheParentsPool) {

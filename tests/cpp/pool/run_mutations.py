@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,8 +85,8 @@ class Builds:
         shutil.copytree(SOURCES, self.copy)
         self.sources = {path.name: path.read_text() for path in sorted(self.copy.iterdir())}
 
-    def build(self, sources: dict[str, str], sanitizer: str) -> Path:
-        """Builds the tests with these sources; returns the folder of the programs."""
+    def build(self, sources: dict[str, str], sanitizer: str, programs: Iterable[str]) -> Path:
+        """Builds these programs with these sources; returns the folder where they are."""
         for name, text in sources.items():
             path = self.copy / name
             if path.read_text() != text:
@@ -97,27 +98,28 @@ class Builds:
             # Most of the time goes into builds, so these are made fast.
             options += ["-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1"]
             run(["cmake", "-S", str(HERE.parent), "-B", str(folder), *options])
-        run(["cmake", "--build", str(folder), "--parallel", "--target", *PROGRAMS])
+        run(["cmake", "--build", str(folder), "--parallel", "--target", *programs])
         return folder / "pool"
 
-    def fails(self, programs: Path, test: str) -> bool:
-        """Whether a test (a GoogleTest filter) fails or hangs; ValueError if there is none."""
+    def fails(self, folder: Path, program: str, test: str) -> bool:
+        """Whether a test (a GoogleTest filter) of a program fails or hangs."""
         environment = {
             **os.environ,
             "NUMA_MOE_TEST_LIMIT": str(self.limit),
-            "NUMA_MOE_STRESS_JOBS": "4000",
             "TSAN_OPTIONS": "halt_on_error=1",
         }
-        passed = False
-        for program in PROGRAMS:
-            command = [str(programs / program), f"--gtest_filter={test}"]
-            result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            if result.returncode != 0:
-                return True
-            passed = passed or "[       OK ]" in result.stdout
-        if not passed:
-            raise ValueError(f"no test of this name ran: {test}")
-        return False
+        command = [str(folder / program), f"--gtest_filter={test}"]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return result.returncode != 0
+
+
+def program_of(folder: Path, test: str) -> str:
+    """The program that has the test; ValueError if none has."""
+    for program in PROGRAMS:
+        command = [str(folder / program), "--gtest_list_tests", f"--gtest_filter={test}"]
+        if subprocess.run(command, capture_output=True, text=True, check=True).stdout:
+            return program
+    raise ValueError(f"no such test: {test}")
 
 
 def run(command: list[str]) -> None:
@@ -147,14 +149,17 @@ def main() -> int:
         mutated = {mutation.what: mutate(builds.sources, mutation) for mutation in mutations}
         for sanitizer in sorted({mutation.sanitizer for mutation in mutations}):
             chosen = [mutation for mutation in mutations if mutation.sanitizer == sanitizer]
-            programs = builds.build(builds.sources, sanitizer)
-            for test in sorted({test for mutation in chosen for test in mutation.tests}):
-                if builds.fails(programs, test):
+            folder = builds.build(builds.sources, sanitizer, PROGRAMS)
+            tests = sorted({test for mutation in chosen for test in mutation.tests})
+            programs = {test: program_of(folder, test) for test in tests}
+            for test in tests:
+                if builds.fails(folder, programs[test], test):
                     all_noticed = False
                     print(f"FAILS WITHOUT A FAULT  {test}", flush=True)
             for mutation in chosen:
-                programs = builds.build(mutated[mutation.what], sanitizer)
-                missed = [test for test in mutation.tests if not builds.fails(programs, test)]
+                needed = sorted({programs[test] for test in mutation.tests})
+                builds.build(mutated[mutation.what], sanitizer, needed)
+                missed = [test for test in mutation.tests if not builds.fails(folder, programs[test], test)]
                 all_noticed = all_noticed and not missed
                 outcome = f"MISSED by {', '.join(missed)}:" if missed else "caught"
                 print(f"{outcome}  {mutation.what}", flush=True)
