@@ -86,7 +86,7 @@ DEFAULTS = {
     ),
     "nosmt": Expected(((0, "2"), (1, "6")), 0, (4,), False, ("split across NUMA nodes 0-1: 1 + 1 workers",)),
     "adjacent siblings": Expected(
-        ((None, "8"),), 0, (), True, (ONE_NODE, "the calling thread computes too: 2 cores are few")
+        ((None, "8"),), 0, (), True, (ONE_NODE, "the calling thread computes too: few cores (2)")
     ),
     # Node 1 is the larger one: the calling thread's core comes from there.
     "offline CPU": Expected(
@@ -117,7 +117,7 @@ DEFAULTS = {
         True,
         (
             f"no split: one of 3 NUMA nodes can be used ({PHANTOM.format(1)}; {PHANTOM.format(2)})",
-            "the calling thread computes too: 2 cores are few",
+            "the calling thread computes too: few cores (2)",
         ),
     ),
     "nodes 0 and 2": Expected(
@@ -144,7 +144,7 @@ DEFAULTS = {
         True,
         (
             LOPSIDED,
-            "the calling thread computes too: 4 cores are few",
+            "the calling thread computes too: few cores (4)",
         ),
         (
             LogLine(
@@ -162,7 +162,7 @@ DEFAULTS = {
         True,
         (
             "no split: one of 2 NUMA nodes can be used (node 1: none of its CPUs 36-71 may be used)",
-            "the calling thread computes too: 2 cores are few",
+            "the calling thread computes too: few cores (2)",
         ),
     ),
     "memory of one node": Expected(
@@ -179,7 +179,7 @@ DEFAULTS = {
         True,
         (
             "no split: one of 2 NUMA nodes can be used (node 0: none of its CPUs 0-3 may be used)",
-            "the calling thread computes too: 4 cores are few",
+            "the calling thread computes too: few cores (4)",
         ),
     ),
     "no nodes": Expected(
@@ -189,7 +189,7 @@ DEFAULTS = {
         True,
         (
             ONE_NODE,
-            "the calling thread computes too: 4 cores are few",
+            "the calling thread computes too: few cores (4)",
             "the kernel tells of no NUMA node: taken as one",
         ),
     ),
@@ -200,7 +200,7 @@ DEFAULTS = {
         True,
         (
             ONE_NODE,
-            "the calling thread computes too: 3 cores are few",
+            "the calling thread computes too: few cores (3)",
             "/sys tells of no CPUs: taken as those that this process may use",
             "the kernel tells of no NUMA node: taken as one",
         ),

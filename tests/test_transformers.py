@@ -456,12 +456,14 @@ def test_from_pretrained_by_name(tmp_path: Path, caplog: Any, monkeypatch: pytes
     assert implementations(model) == {"grouped_mm"}, "transformers' default"
 
 
-def test_set_experts_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_experts_implementation() -> None:
     model = build_model("gpt_oss")
     expected = logits(model, token_ids())
     model.set_experts_implementation("numa_moe")
     with torch.inference_mode():  # packs here; the packed weights are of use outside too
         model(input_ids=token_ids())
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+    assert not any(packed.down_proj.is_inference() for packed in packed_experts(model))
     assert largest_relative_difference(logits(model, token_ids()), expected) <= 1e-5
     assert model(input_ids=token_ids()).logits.requires_grad
 

@@ -33,7 +33,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,15 +254,38 @@ def write_samples(model: Qwen3MoeForCausalLM, tokenizer: PreTrainedTokenizerFast
 def save(
     model: Qwen3MoeForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    excerpt: str,
+    held_out: str,
     output: Path,
 ) -> None:
     """Writes the checkpoint, the tokenizer and heldout.txt."""
+    excerpt = held_out[:HELD_OUT_BYTES]
+    excerpt = excerpt[: excerpt.rindex("\n") + 1]  # whole verses
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     (output / "heldout.txt").write_text(excerpt, encoding="utf-8")
     # safetensors makes the file for its owner alone.
     (output / "model.safetensors").chmod(0o644)
+
+
+def evaluate(output: Path, held_out: str, length: int, seed: int) -> dict[str, str]:
+    """The model card's measurements, of the checkpoint as a user loads it."""
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    texts = {
+        "held-out chapters": held_out,
+        "heldout.txt": (output / "heldout.txt").read_text(encoding="ascii"),
+    }
+    rows = []
+    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
+        model = Qwen3MoeForCausalLM.from_pretrained(output, dtype=dtype)
+        for title, text in texts.items():
+            ids = torch.tensor(tokenizer(text)["input_ids"])
+            rows.append(measure_loss(model, ids, length, len(text)).row(title, name))
+    shares = expert_shares(model, torch.tensor(tokenizer(held_out)["input_ids"]), length)
+    return {
+        "results": "\n".join(rows),
+        "shares": ", ".join(f"{share.max():.1%} and {share.min():.1%}" for share in shares),
+        "samples": "\n\n".join(write_samples(model, tokenizer, seed)),
+    }
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -272,38 +295,25 @@ def run(arguments: argparse.Namespace) -> None:
     chapters = read_chapters(arguments.text)
     held_out = chapters[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     seen = [text for index, text in enumerate(chapters) if (index + 1) % HELD_OUT_EVERY]
+    held_out_text = "".join(held_out)
     tokenizer = train_tokenizer(seen, arguments.vocabulary)
     ids, held_out_ids = encode(tokenizer, seen), encode(tokenizer, held_out)
-    held_out_text = "".join(held_out)
-    excerpt = held_out_text[:HELD_OUT_BYTES]
-    excerpt = excerpt[: excerpt.rindex("\n") + 1]  # whole verses
-    excerpt_ids = torch.tensor(tokenizer(excerpt)["input_ids"])
 
     # grouped_mm is transformers' fastest implementation of the experts in training.
     config = make_config(arguments, tokenizer)
     model = Qwen3MoeForCausalLM._from_config(config, experts_implementation="grouped_mm")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{parameters:,} parameters, {len(ids):,} tokens to train on, {len(held_out_ids):,} held out")
-
-    def measure() -> Loss:
-        return measure_loss(model, held_out_ids, arguments.length, len(held_out_text))
-
     begin = time.monotonic()
-    steps = train(model, ids, measure, arguments)
+    steps = train(
+        model, ids, lambda: measure_loss(model, held_out_ids, arguments.length, len(held_out_text)), arguments
+    )
     minutes = (time.monotonic() - begin) / 60
 
-    rows = [measure().row("held-out chapters", "fp32, before rounding to bf16")]
-    shares = expert_shares(model, held_out_ids, arguments.length)
-    save(model.to(torch.bfloat16), tokenizer, excerpt, arguments.output)
-    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
-        model.to(dtype)
-        rows.append(measure().row("held-out chapters", name))
-        loss = measure_loss(model, excerpt_ids, arguments.length, len(excerpt))
-        rows.append(loss.row("heldout.txt", name))
-    samples = write_samples(model, tokenizer, arguments.seed)
-
+    save(model.to(torch.bfloat16), tokenizer, held_out_text, arguments.output)
+    measured = evaluate(arguments.output, held_out_text, arguments.length, arguments.seed)
     card = CARD.read_text(encoding="utf-8").format(
-        **vars(arguments) | {"steps": steps, "minutes": minutes, "vocabulary": len(tokenizer)},
+        **vars(arguments) | {"steps": steps, "minutes": minutes, "vocabulary": len(tokenizer)} | measured,
         parameters=parameters,
         heads=config.num_attention_heads,
         held_out_every=HELD_OUT_EVERY,
@@ -315,14 +325,10 @@ def run(arguments: argparse.Namespace) -> None:
         torch=torch.__version__,
         transformers=transformers.__version__,
         tokenizers=tokenizers.__version__,
-        results="\n".join(rows),
         even=1 / arguments.experts,
-        shares=", ".join(f"{share.max():.1%} and {share.min():.1%}" for share in shares),
-        samples="\n\n".join(samples),
     )
     (arguments.output / "README.md").write_text(card, encoding="utf-8")
-    print("\n".join(rows))
-    print("\n\n".join(samples))
+    print(measured["results"], measured["samples"], sep="\n\n", end="\n\n")
     for path in sorted(arguments.output.iterdir()):
         print(f"{path.stat().st_size:>9,} {path.name}")
 

@@ -2,7 +2,6 @@
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-__file__: str
 __version__: str
 
 # csrc/pool, csrc/moe/runtime.h

@@ -295,7 +295,7 @@ class _Planner:
             caller_helps = cores <= SMALL_BOX_CORES
             count = min(cores - 1, MAX_WORKERS_PER_GROUP)
             if caller_helps:
-                self.reasons.append(f"the calling thread computes too: {cores} cores are few")
+                self.reasons.append(f"the calling thread computes too: few cores ({cores})")
             if count < cores - 1:
                 self._say_capped()
         deal = self._deal_anywhere(count)

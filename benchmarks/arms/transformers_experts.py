@@ -35,7 +35,7 @@ class TransformersArm(Arm):
         )
         config._experts_implementation = implementation
         with torch.device("meta"):
-            self.experts: torch.nn.Module = Qwen3MoeExperts(config).eval()  # type: ignore[no-untyped-call]
+            self.experts: torch.nn.Module = Qwen3MoeExperts(config).eval()
         self.experts.gate_up_proj = torch.nn.Parameter(weights.gate_up_proj, requires_grad=False)
         self.experts.down_proj = torch.nn.Parameter(weights.down_proj, requires_grad=False)
 

@@ -1,6 +1,6 @@
-#include <cstring>
-
 #include "limits.h"
+
+#include <cstring>
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -4,8 +4,10 @@
 // this many bytes at the width they are multiplied in. Cutting k stores the fp32 sums and loads them again,
 // which changes no bit of them.
 constexpr int64_t kBlockBytes = 16 << 10;
-// The rows that pass by stay in the second-level cache from block to block.
+// The rows that pass by, and their sums with so many panels, stay in the second-level cache from block to
+// block: 192 KiB each in fp32.
 constexpr int64_t kRowsPerBlock = 192;
+constexpr int64_t kPanelsPerBlock = 16;
 
 // Panels of a tile when weights come from memory: up to 4 as registers allow, for more loads in flight
 // and more independent sums.
@@ -117,6 +119,13 @@ static void gemm(const GemmArgs& args) {
   const int64_t blocks = (args.rows + kRowsPerBlock - 1) / kRowsPerBlock;
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t begin = args.rows * block / blocks;
-    multiply_rows<Format>(args, begin, args.rows * (block + 1) / blocks - begin);
+    const int64_t rows = args.rows * (block + 1) / blocks - begin;
+    for (int64_t panel = 0; panel < args.num_panels; panel += kPanelsPerBlock) {
+      GemmArgs part = args;
+      part.weights = static_cast<const char*>(args.weights) + panel * args.panel_stride;
+      part.num_panels = smaller(args.num_panels - panel, kPanelsPerBlock);
+      part.out = args.out + panel * kPanelWidth;
+      multiply_rows<Format>(part, begin, rows);
+    }
   }
 }

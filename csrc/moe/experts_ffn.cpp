@@ -83,7 +83,8 @@ class FfnJob final : public Job {
   bool staging_ = false;  // hidden states must be converted, padded or brought to the group's node
   int64_t hidden_stride_ = 0;  // elements between rows of staged hidden states
   int64_t tokens_per_stage_task_ = 1;
-  std::vector<const char*> staged_;  // per group
+  std::vector<char*> staging_areas_;     // per group, when staging
+  std::vector<const char*> staged_;      // per group: where to read
 
   bool gathering_ = false;  // several groups: each copies all activations to its node
   int64_t intermediate_stride_ = 0;  // elements between rows of whole activations
@@ -137,8 +138,9 @@ FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels
   staged_.assign(static_cast<size_t>(num_groups_), static_cast<const char*>(args.hidden_states));
   if (staging_) {
     for (int64_t group = 0; group < num_groups_; ++group) {
-      staged_[static_cast<size_t>(group)] =
-          workspace_.group(group).staged.reserve(num_tokens * hidden_stride_ * activation_bytes_);
+      staging_areas_.push_back(
+          workspace_.group(group).staged.reserve(num_tokens * hidden_stride_ * activation_bytes_));
+      staged_[static_cast<size_t>(group)] = staging_areas_.back();
     }
     tokens_per_stage_task_ = std::max<int64_t>(1, kBytesPerCopyTask / (hidden_stride_ * activation_bytes_));
     add_phase(Step::kStage,
@@ -231,9 +233,10 @@ void FfnJob::stage(const Task& task) {
   const int64_t source_stride = layout_.hidden_size * data_type_bytes(args_.hidden_states_type);
   const int64_t padded = round_up(layout_.hidden_size, k_group(layout_.format));
   for (int64_t token = begin; token < end; ++token) {
-    kernels_.stage_row(static_cast<const char*>(args_.hidden_states) + token * source_stride,
-                       args_.hidden_states_type, layout_.hidden_size, padded,
-                       const_cast<char*>(staged_row(task.group, token)));
+    kernels_.stage_row(
+        static_cast<const char*>(args_.hidden_states) + token * source_stride, args_.hidden_states_type,
+        layout_.hidden_size, padded,
+        staging_areas_[static_cast<size_t>(task.group)] + token * hidden_stride_ * activation_bytes_);
   }
 }
 

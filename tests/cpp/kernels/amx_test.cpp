@@ -1,11 +1,12 @@
 // The adapter to a brgemm, with a stand-in for the one that libtorch ships: no AMX is needed.
+#include "kernels/amx.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <random>
 #include <vector>
 
-#include "kernels/amx.h"
 #include "kernels/guarded_memory.h"
 #include "kernels/instruction_sets.h"
 #include "kernels/reference.h"

@@ -141,6 +141,23 @@ TEST_P(GemmTest, ARowAloneHasTheBitsThatItHasAmongOthers) {
   }
 }
 
+// More rows and more panels than are taken at once.
+TEST_P(GemmTest, BlocksOfRowsAndPanelsMeetWithoutSeams) {
+  const Problem problem = random_problem(GetParam(), 200, 260, 35, random_);
+  const std::vector<float> expected = ascending_product(problem);
+  for (const KernelTable* table : tables(GetParam())) {
+    SCOPED_TRACE(table_name(*table));
+    const std::vector<float> all = multiply(*table, problem);
+    if (table->activation_bytes == 4) expect_same_bits(all, expected);
+    for (const int64_t row : {0, 1, 95, 99, 100, 101, 198, 199}) {
+      const std::vector<float> alone(all.begin() + row * problem.columns,
+                                     all.begin() + (row + 1) * problem.columns);
+      expect_same_bits(multiply(*table, rows_of(problem, row, 1)), alone);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_P(GemmTest, APanelAloneHasTheBitsThatItHasAmongOthers) {
   for (const int64_t rows : {1, 2, 3, 6, 11, 30}) {
     const Problem problem = random_problem(GetParam(), rows, 190, 9, random_);

@@ -1,9 +1,9 @@
+#include "kernels/guarded_memory.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <new>
-
-#include "kernels/guarded_memory.h"
 
 namespace numa_moe::test {
 

@@ -1,9 +1,9 @@
+#include "kernels/reference.h"
+
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
-
-#include "kernels/reference.h"
 
 namespace numa_moe::test {
 namespace {

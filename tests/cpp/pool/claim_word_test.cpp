@@ -3,10 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <limits>
-#include <thread>
-#include <vector>
 
 namespace numa_moe {
 namespace {
@@ -90,26 +87,6 @@ TEST(ClaimWord, AStaleThreadDoesNotSleep) {
   EXPECT_TRUE(word.open(0));  // the wake comes before the sleep
   word.wake();
   word.sleep(seen);
-}
-
-// Seen to fail with: claims by load and store instead of compare-exchange.
-TEST(ClaimWord, ThreadsNeverClaimTheSameTask) {
-  constexpr int kThreads = 4;
-  constexpr int32_t kTasks = 20000;
-  ClaimWord word;
-  std::vector<std::atomic<int>> claims(kTasks + 1);
-  for (int round = 0; round < 5; ++round) {
-    for (auto& count : claims) count = 0;
-    EXPECT_FALSE(word.open(kTasks));
-    std::vector<std::thread> threads;
-    for (int thread = 0; thread < kThreads; ++thread) {
-      threads.emplace_back([&] {
-        while (const int32_t unclaimed = word.claim()) claims[static_cast<std::size_t>(unclaimed)] += 1;
-      });
-    }
-    for (auto& thread : threads) thread.join();
-    for (int32_t task = 1; task <= kTasks; ++task) ASSERT_EQ(claims[static_cast<std::size_t>(task)], 1);
-  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "jobs.h"
 #include "pool/affinity.h"
+#include "pool/claim_word.h"
 #include "pool/thread_pool.h"
 #include "stalls.h"
 
@@ -37,6 +38,26 @@ class Caller {
   std::atomic<bool> returned_{false};
   std::thread thread_;
 };
+
+// Threads stand still between reading the word and changing it. Seen to fail with: claims by load and store;
+// a claim that doesn't compare the word.
+TEST(Interleavings, ThreadsNeverClaimTheSameTask) {
+  constexpr int32_t kTasks = 1000;
+  const RandomStalls stalls(1, 4);
+  ClaimWord word;
+  for (int round = 0; round < 10; ++round) {
+    std::vector<std::atomic<int>> claims(kTasks + 1);
+    EXPECT_FALSE(word.open(kTasks));
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&] {
+        while (const int32_t unclaimed = word.claim()) claims.at(static_cast<std::size_t>(unclaimed)) += 1;
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    for (int32_t task = 1; task <= kTasks; ++task) ASSERT_EQ(claims[static_cast<std::size_t>(task)], 1);
+  }
+}
 
 // A worker reads the claim word and stands still; the other worker finishes this job and more like it; then
 // the first goes on with what it read. Seen to fail with: a claim that doesn't compare the word (fetch_sub

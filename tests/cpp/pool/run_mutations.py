@@ -82,7 +82,7 @@ class Builds:
         self.limit = limit
         self.copy = work / "csrc" / "pool"
         shutil.rmtree(self.copy, ignore_errors=True)
-        shutil.copytree(SOURCES, self.copy)
+        shutil.copytree(SOURCES, self.copy, copy_function=shutil.copyfile)  # newer than any build
         self.sources = {path.name: path.read_text() for path in sorted(self.copy.iterdir())}
 
     def build(self, sources: dict[str, str], sanitizer: str, programs: Iterable[str]) -> Path:

@@ -1,12 +1,14 @@
 // Random jobs on random pools whose threads stand still at random places. Every task checks by plain reads
-// that what it may rely on is there. NUMA_MOE_STRESS_JOBS scales the number of jobs, NUMA_MOE_STRESS_SEED
-// says where to start.
+// that what it may rely on is there. NUMA_MOE_STRESS_SECONDS says how long each test goes on (with at least
+// one pool), NUMA_MOE_STRESS_SEED where the random sequence starts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <iostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -22,7 +24,7 @@ namespace {
 constexpr std::size_t kMostPhases = 5;
 constexpr std::size_t kMostGroups = 4;
 constexpr std::size_t kMostTasks = 6;
-constexpr int64_t kJobsPerPool = 500;
+constexpr int64_t kJobsPerPool = 200;
 
 int64_t from_environment(const char* name, int64_t otherwise) {
   const char* value = std::getenv(name);
@@ -125,15 +127,17 @@ class RandomPool {
 };
 
 // stall_rarity 0: no stalls.
-void stress(uint32_t stall_rarity, int64_t times_as_many) {
-  const int64_t jobs = times_as_many * from_environment("NUMA_MOE_STRESS_JOBS", 5'000);
+void stress(uint32_t stall_rarity) {
+  const auto seconds = std::chrono::seconds(from_environment("NUMA_MOE_STRESS_SECONDS", 5));
   const auto first_seed = static_cast<uint64_t>(from_environment("NUMA_MOE_STRESS_SEED", 1));
+  const auto end = std::chrono::steady_clock::now() + seconds;
   CheckedJob job;
   int64_t number = 0;
-  for (uint64_t seed = first_seed; number < jobs; ++seed) {
+  uint64_t seed = first_seed;
+  do {
     SCOPED_TRACE("seed " + std::to_string(seed));
     RandomPool random(seed);
-    const RandomStalls stalls(seed, stall_rarity);
+    const RandomStalls stalls(seed++, stall_rarity);
     ThreadPool pool(random.options());
     for (int64_t repeat = 0; repeat < kJobsPerPool; ++repeat) {
       job.prepare(++number, random.phases(pool.num_groups()));
@@ -142,13 +146,14 @@ void stress(uint32_t stall_rarity, int64_t times_as_many) {
       ASSERT_EQ(job.faults(), 0) << "job " << number;
     }
     EXPECT_EQ(pool.counters().dispatches, static_cast<uint64_t>(kJobsPerPool));
-  }
+  } while (std::chrono::steady_clock::now() < end);
+  std::cout << number << " jobs on " << number / kJobsPerPool << " pools\n";
 }
 
 // Seen to fail or hang with the mutations that MUTATIONS.md lists for them.
-TEST(Stress, RandomJobsWithFrequentStalls) { stress(8, 1); }
-TEST(Stress, RandomJobsWithRareStalls) { stress(200, 2); }
-TEST(Stress, RandomJobsWithoutStalls) { stress(0, 20); }
+TEST(Stress, RandomJobsWithFrequentStalls) { stress(8); }
+TEST(Stress, RandomJobsWithRareStalls) { stress(200); }
+TEST(Stress, RandomJobsWithoutStalls) { stress(0); }
 
 }  // namespace
 }  // namespace numa_moe
