@@ -56,6 +56,7 @@ TEST(Process, WorkersBlockSignalsAndTheCallerDoesNot) {
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) EXPECT_FALSE(is_blocked(signal)) << signal;
 }
 
+#ifndef NUMA_MOE_SANITIZED  // their shadow memory needs more address space than any limit
 // Address space for a few stacks only: some workers start, the rest can't. Seen to hang with: the workers
 // that did start not told to stop.
 [[noreturn]] void start_too_many_workers() {
@@ -73,7 +74,6 @@ TEST(Process, WorkersBlockSignalsAndTheCallerDoesNot) {
   std::exit(0);
 }
 
-#ifndef NUMA_MOE_SANITIZED  // their shadow memory needs more address space than any limit
 TEST(ProcessDeathTest, WorkersThatCannotBeStartedAreAnError) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(start_too_many_workers(), testing::ExitedWithCode(0),
