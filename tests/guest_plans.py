@@ -17,10 +17,10 @@ if __name__ == "__main__":  # in the guest; tests import the names below, with t
     _package.__path__ = [str(Path(__file__).resolve().parent.parent / "torch_numa_moe")]
     sys.modules["torch_numa_moe"] = _package
 
-from torch_numa_moe.limits import read_limits  # noqa: E402
-from torch_numa_moe.plan import Plan, make_plan  # noqa: E402
-from torch_numa_moe.settings import read_settings  # noqa: E402
-from torch_numa_moe.topology import read_topology  # noqa: E402
+from torch_numa_moe.limits import read_limits
+from torch_numa_moe.plan import Plan, make_plan
+from torch_numa_moe.settings import read_settings
+from torch_numa_moe.topology import read_topology
 
 SPLITS = ("unset", "0", "1", "test")
 MASKS = {"all CPUs": (0, 1, 2, 3), "CPUs 0-1": (0, 1)}
