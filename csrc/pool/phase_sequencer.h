@@ -48,8 +48,8 @@ class PhaseSequencer {
   void rouse(int group, ThreadCounters& counters);
 
  private:
-  // What advance() and arrive_at_barrier() say: the end of this phase has been reached by all groups, and
-  // the calling thread has to go on; or no one, and then the thread may not touch the job any more.
+  // advance() and arrive() return a phase whose end all groups have reached, so that the calling thread has
+  // to open the next one; or this, and then it may not touch the job any more.
   static constexpr int kNothingToDo = -1;
 
   bool ends_with_pool_barrier(int phase) const;
