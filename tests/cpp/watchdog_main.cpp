@@ -18,15 +18,18 @@ void on_alarm(int) {
   _exit(written < 0 ? 125 : 124);
 }
 
+unsigned limit_seconds() {
+  const char* limit = std::getenv("NUMA_MOE_TEST_LIMIT");
+  return limit != nullptr ? static_cast<unsigned>(std::atoi(limit)) : 300;
+}
+
 class Watchdog : public testing::EmptyTestEventListener {
  public:
   void OnTestStart(const testing::TestInfo& test) override {
-    const char* limit = std::getenv("NUMA_MOE_TEST_LIMIT");
-    const unsigned seconds = limit != nullptr ? static_cast<unsigned>(std::atoi(limit)) : 300;
     const std::string message =
         std::string("[  HANGS   ] ") + test.test_suite_name() + "." + test.name() + "\n";
     std::strncpy(hang_message, message.c_str(), sizeof(hang_message) - 1);
-    alarm(seconds);
+    alarm(limit_seconds());
   }
   void OnTestEnd(const testing::TestInfo&) override { alarm(0); }
 };
@@ -39,5 +42,6 @@ int main(int argc, char** argv) {
   action.sa_handler = on_alarm;
   sigaction(SIGALRM, &action, nullptr);
   testing::UnitTest::GetInstance()->listeners().Append(new Watchdog);
+  alarm(limit_seconds());  // the child process of a death test calls no listener
   return RUN_ALL_TESTS();
 }
