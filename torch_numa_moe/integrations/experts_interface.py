@@ -93,11 +93,11 @@ def experts_forward(
                 "experts that aren't packed yet can't be compiled: call torch_numa_moe.patch(model) before "
                 "torch.compile."
             )
-        state = _pack_at_first_forward(self)
+        # Not as a decorator: that would import the compiler along with this package, which takes seconds.
+        state = torch.compiler.disable(_pack_at_first_forward)(self)
     return state.packed(hidden_states, top_k_index, top_k_weights)
 
 
-@torch.compiler.disable
 def _pack_at_first_forward(module: nn.Module) -> PackedState:
     global _lazy_packing_logged
     with _packing_lock:
