@@ -108,3 +108,29 @@ def test_repeated_calls_give_the_same_bits() -> None:
     expected = packed(hidden, ids, weights)
     for _ in range(300):
         assert torch.equal(packed(hidden, ids, weights), expected)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_floating_point_mode_of_the_calling_thread_changes_no_bit(workers: int, fresh_runtime: None) -> None:
+    """Subnormal numbers count, also where the caller has them flushed.
+
+    Seen to fail without StandardFloatingPoint in FfnJob::run_task.
+    """
+    torch_numa_moe.configure(workers=workers)
+    layer = random_layer(4, 64, 96, dtype=torch.float32)
+    layer.down_proj.mul_(1e-38)
+    packed = pack_experts(layer.gate_up_proj, layer.down_proj, format="fp32")
+    hidden = torch.randn(40, 64) * 0.1
+    ids, weights = random_routing(40, 2, 4)
+    expected = packed(hidden, ids, weights)
+    smallest_normal = torch.finfo(torch.float32).tiny
+    assert ((expected != 0) & (expected.abs() < smallest_normal)).any()
+    torch_numa_moe.stop()  # its workers would start in the mode of the thread that starts them
+    assert torch.set_flush_denormal(True)
+    try:
+        result = packed(hidden, ids, weights)
+        product = torch.full((), smallest_normal) * torch.full((), 0.5)
+    finally:
+        torch.set_flush_denormal(False)
+    assert product == 0  # the caller's mode was what it was to be, and still is after the call
+    assert torch.equal(result, expected)

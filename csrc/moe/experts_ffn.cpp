@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "kernels/floating_point_mode.h"
 #include "moe/task_plan.h"
 
 namespace numa_moe {
@@ -210,6 +211,7 @@ void FfnJob::add_phase(Step step, std::vector<int32_t> tasks_per_group, Barrier 
 }
 
 void FfnJob::run_task(const Task& task) {
+  const StandardFloatingPoint mode;
   switch (steps_[static_cast<size_t>(task.phase)]) {
     case Step::kStage: return stage(task);
     case Step::kGateUp: return gate_up(task);
@@ -264,7 +266,7 @@ void FfnJob::gate_up(const Task& task) {
   const int64_t rows = work.row_end - work.row_begin;
   const int64_t expert = routing_.expert(work.active);
   const int64_t panels_per_block = layout_.panels_per_gate_up_block();
-  const int64_t panels_at_once = rows <= kFewRows ? kPanelsForFewRows : panels_per_block;
+  const int64_t panels_at_once = rows <= kFewRows ? kPanelsForFewRows : kPanelsForManyRows;
   const int64_t blocks_at_once = std::max<int64_t>(1, panels_at_once / panels_per_block);
   const int64_t tile_stride = blocks_at_once * panels_per_block * kPanelWidth;
   const char* x = contiguous_rows(task, work);
@@ -381,6 +383,7 @@ const void* advance(const void* base, int64_t elements, int64_t element_bytes) {
 }  // namespace
 
 void run_experts_ffn(Runtime& runtime, const FfnArgs& args) {
+  const StandardFloatingPoint mode;
   const int64_t num_tokens = args.top_k.num_tokens;
   const int64_t chunk = tokens_per_chunk(args);
   const int64_t hidden_size = args.weights->layout.hidden_size;

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "kernels/floating_point_mode.h"
 #include "moe/element_types.h"
 #include "moe/task_plan.h"
 
@@ -98,6 +99,7 @@ class PackingJob final : public Job {
   const std::vector<Phase>& phases() const override { return phases_; }
 
   void run_task(const Task& task) override {
+    const StandardFloatingPoint mode;
     const SliceOfExpert& work = tasks_[static_cast<size_t>(task.group)][static_cast<size_t>(task.index)];
     const ExpertLayout& layout = packed_.layout;
     const BlockRange blocks = slice_blocks(num_blocks_, layout.num_slices, work.slice);
