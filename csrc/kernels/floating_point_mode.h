@@ -29,9 +29,7 @@ class StandardFloatingPoint {
   static constexpr uint64_t kStandard = 0x1F80;
   static constexpr uint32_t kModeBits = 0xFFC0;
   static uint64_t read() { return _mm_getcsr() & kModeBits; }
-  static void write(uint64_t mode) {
-    _mm_setcsr((_mm_getcsr() & ~kModeBits) | static_cast<uint32_t>(mode));
-  }
+  static void write(uint64_t mode) { _mm_setcsr((_mm_getcsr() & ~kModeBits) | static_cast<uint32_t>(mode)); }
 #elif defined(__aarch64__)
   static constexpr uint64_t kStandard = 0;
   static uint64_t read() {

@@ -10,7 +10,8 @@ NUMA_MOE_INLINE Vector absolute(Vector x) {
 NUMA_MOE_INLINE Vector at_most(Vector x, Vector limit) { return select(less(limit, x), limit, x); }
 NUMA_MOE_INLINE Vector at_least(Vector x, Vector limit) { return select(less(x, limit), limit, x); }
 
-// e^x, error <= 1.1 ulp (measured on every float up to |x| = 200; beyond it is clamped); infinity from 88.72284 on, zero below -103.98.
+// e^x, error <= 1.1 ulp (measured on every float up to |x| = 200, beyond which it is clamped); infinity from
+// 88.72284 on, zero below -103.98.
 // x = n ln 2 + r with |r| <= ln 2 / 2 (Cody and Waite), e^r by a polynomial.
 NUMA_MOE_INLINE Vector exponential(Vector x) {
   x = at_least(at_most(x, broadcast(90.0f)), broadcast(-110.0f));
