@@ -323,6 +323,9 @@ def test_an_interrupt_while_parameters_are_freed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_progress_bar_is_on_stderr_of_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whatever others set for the process, such as the demo.
+    monkeypatch.setattr("transformers.utils.logging.is_progress_bar_enabled", lambda: True)
+
     class Stream(io.StringIO):
         terminal = False
 
