@@ -8,8 +8,10 @@
 #include <string>
 
 #include "kernels/kernels.h"
+#include "memory/page_out.h"
 #include "memory/page_placement.h"
 #include "memory/placed_region.h"
+#include "memory/process_maps.h"
 #include "moe/expert_layout.h"
 #include "moe/runtime.h"
 #include "ops/exit_guard.h"
@@ -110,8 +112,8 @@ void bind_memory(py::module_& module) {
       .def_readonly("policy", &SliceBinding::policy);
   // A writable buffer, so that torch.frombuffer makes a tensor of it that keeps the region alive.
   py::class_<PlacedRegion>(module, "PlacedRegion", py::buffer_protocol())
-      .def(py::init<std::size_t, const std::vector<int>&, HugePages>(), py::arg("slice_bytes"),
-           py::arg("nodes"), py::arg("huge_pages"))
+      .def(py::init<std::size_t, const std::vector<int>&, HugePages, std::size_t>(), py::arg("slice_bytes"),
+           py::arg("nodes"), py::arg("huge_pages"), py::arg("untouched_bytes") = 0)
       .def_property_readonly("slice_bytes", &PlacedRegion::slice_bytes)
       .def_property_readonly("slice_stride", &PlacedRegion::slice_stride)
       .def_property_readonly("total_bytes", &PlacedRegion::total_bytes)
@@ -138,6 +140,29 @@ void bind_memory(py::module_& module) {
         return query_page_placement(reinterpret_cast<const void*>(address), bytes, max_samples);
       },
       py::arg("address"), py::arg("bytes"), py::arg("max_samples"));
+}
+
+void bind_pages(py::module_& module) {
+  py::class_<HugePageUse>(module, "HugePageUse")
+      .def_readonly("found", &HugePageUse::found)
+      .def_readonly("resident_bytes", &HugePageUse::resident_bytes)
+      .def_readonly("huge_bytes", &HugePageUse::huge_bytes);
+  module.def(
+      "count_huge_pages",
+      [](const std::vector<std::pair<std::uintptr_t, std::size_t>>& spans) {
+        std::vector<MemoryRange> ranges;
+        for (const auto& [address, bytes] : spans) ranges.push_back({address, bytes});
+        const py::gil_scoped_release release;
+        return count_huge_pages(ranges);
+      },
+      py::arg("spans"));
+  module.def(
+      "page_out",
+      [](std::uintptr_t address, std::size_t bytes) {
+        const py::gil_scoped_release release;
+        return page_out(reinterpret_cast<const void*>(address), bytes);
+      },
+      py::arg("address"), py::arg("bytes"));
 }
 
 void bind_kernels(py::module_& module) {
@@ -175,6 +200,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("__version__") = NUMA_MOE_VERSION;
   numa_moe::bind_runtime(module);
   numa_moe::bind_memory(module);
+  numa_moe::bind_pages(module);
   numa_moe::bind_kernels(module);
   numa_moe::bind_probes(module);
 }

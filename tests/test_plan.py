@@ -651,9 +651,9 @@ def test_description(plan_of: PlanOf) -> None:
         "  8 CPUs' time (/x/cpu.max)",
         "  3.0 GiB of memory (/x/m)",
         legend,
-        "  node 0: 32.0 GiB, 16.0 GiB free, 3 MiB page cache, distance 21 to node 2",
+        "  node 0: 32.0 GiB, 16.0 GiB free, 3.0 MiB page cache, distance 21 to node 2",
         "    from CPU 0    H. W.",
-        "  node 2: 512 MiB, 512 MiB free, 3 MiB page cache, distance 21 to node 0",
+        "  node 2: 512 MiB, 512 MiB free, 3.0 MiB page cache, distance 21 to node 0",
         "    from CPU 2    s. Wx",
         "why:",
         "  split across NUMA nodes 0,2: 1 + 1 workers",
@@ -671,6 +671,6 @@ def test_description_of_the_rest(plan_of: PlanOf) -> None:
     assert "  group 0: no worker; memory anywhere" in str(plan_of(Machine({0: Node("0")}, "0")))
     unpinned = str(plan_of("phantom nodes", Settings(split="test", test_slices=3)))
     assert "  group 2: 1 worker, not pinned; memory anywhere" in unpinned
-    assert "  node 1: 128.0 GiB, 16.0 GiB free, 3 MiB page cache, distance 14 to node 0, no CPUs" in str(
+    assert "  node 1: 128.0 GiB, 16.0 GiB free, 3.0 MiB page cache, distance 14 to node 0, no CPUs" in str(
         plan_of("CXL memory")
     )

@@ -37,6 +37,7 @@ from torch_numa_moe.integrations import (  # noqa: E402
     UnsupportedExpertsError,
     patch,
     unpatch,
+    verify_placement,
 )
 from torch_numa_moe.packing import PackedExperts, UnpackedExperts, pack_experts  # noqa: E402
 from torch_numa_moe.placement import SlicePlacement  # noqa: E402
@@ -61,4 +62,5 @@ __all__ = [
     "plan",
     "stop",
     "unpatch",
+    "verify_placement",
 ]

@@ -21,12 +21,15 @@ class CgroupLimits:
         cpu_quota_source: the file that says so, or "".
         memory_bytes: most memory, or None.
         memory_source: the file that says so, or "".
+        memory_left_bytes: what may still be allocated, page cache that can be given up included, or None. It
+            may be another group's limit that leaves the least.
     """
 
     cpu_quota: float | None = None
     cpu_quota_source: str = ""
     memory_bytes: int | None = None
     memory_source: str = ""
+    memory_left_bytes: int | None = None
 
 
 class _Mount(NamedTuple):
@@ -44,13 +47,14 @@ def read_cgroup_limits(root: str | Path = "/sys", proc: str | Path = "/proc") ->
     """
     quotas: list[tuple[float, str]] = []
     limits: list[tuple[int, str]] = []
+    left: list[int] = []
     groups = _groups_of_process(Path(proc))
     for mount in _mounts(Path(proc)):
         for folder in _folders(mount, groups, Path(root)):
-            _read_folder(folder, mount.controllers, quotas, limits)
+            _read_folder(folder, mount.controllers, quotas, limits, left)
     quota, quota_source = min(quotas, default=(None, ""))
     limit, limit_source = min(limits, default=(None, ""))
-    return CgroupLimits(quota, quota_source, limit, limit_source)
+    return CgroupLimits(quota, quota_source, limit, limit_source, min(left, default=None))
 
 
 def _read_folder(
@@ -58,6 +62,7 @@ def _read_folder(
     controllers: frozenset[str] | None,
     quotas: list[tuple[float, str]],
     limits: list[tuple[int, str]],
+    left: list[int],
 ) -> None:
     if controllers is None:
         words = (read_text(folder / "cpu.max") or "").split()
@@ -69,6 +74,7 @@ def _read_folder(
         limit = read_number(folder / "memory.max")
         if limit is not None:
             limits.append((limit, str(folder / "memory.max")))
+            left.append(_memory_left(folder, limit, "memory.current", ("active_file", "inactive_file")))
         return
     if "cpu" in controllers:
         quota = read_number(folder / "cpu.cfs_quota_us")
@@ -79,6 +85,18 @@ def _read_folder(
         limit = read_number(folder / "memory.limit_in_bytes")
         if limit is not None and 0 <= limit < UNLIMITED_BYTES:
             limits.append((limit, str(folder / "memory.limit_in_bytes")))
+            files = ("total_active_file", "total_inactive_file")
+            left.append(_memory_left(folder, limit, "memory.usage_in_bytes", files))
+
+
+def _memory_left(folder: Path, limit: int, usage: str, files: tuple[str, ...]) -> int:
+    """What a group's limit leaves: page cache of files counts as its memory, but is given up on demand."""
+    used = read_number(folder / usage) or 0
+    for line in (read_text(folder / "memory.stat") or "").splitlines():
+        name, _, value = line.partition(" ")
+        if name in files and value.isdecimal():
+            used -= int(value)
+    return max(0, limit - max(0, used))
 
 
 def _groups_of_process(proc: Path) -> dict[str | None, str]:

@@ -26,6 +26,7 @@ class ProcessLimits:
         cpu_quota_source: the file that says so, or "".
         memory_bytes: most memory that its control groups grant, or None.
         memory_source: the file that says so, or "".
+        memory_left_bytes: what they still leave, page cache that can be given up included, or None.
     """
 
     cpus: tuple[int, ...] | None
@@ -35,6 +36,7 @@ class ProcessLimits:
     cpu_quota_source: str = ""
     memory_bytes: int | None = None
     memory_source: str = ""
+    memory_left_bytes: int | None = None
 
 
 def read_limits(
@@ -67,6 +69,7 @@ def read_limits(
         cpu_quota_source=cgroup.cpu_quota_source,
         memory_bytes=cgroup.memory_bytes,
         memory_source=cgroup.memory_source,
+        memory_left_bytes=cgroup.memory_left_bytes,
     )
 
 

@@ -10,7 +10,8 @@ import torch
 
 from torch_numa_moe import _C, runtime
 from torch_numa_moe.formats import PANEL_WIDTH, WeightFormat, find_format
-from torch_numa_moe.placement import SlicePlacement, measure_placement, report_placement
+from torch_numa_moe.page_cache import page_out
+from torch_numa_moe.placement import PlacedTensors, SlicePlacement, measure_placements, report_placement
 
 __all__ = ["PackedExperts", "UnpackedExperts", "pack_experts"]
 
@@ -31,6 +32,20 @@ def _divide_up(value: int, divisor: int) -> int:
     return -(-value // divisor)
 
 
+def packed_slice_bytes(
+    format: str, num_experts: int, hidden_size: int, intermediate_size: int, gated: bool, num_slices: int
+) -> int:
+    """Bytes of weights in each slice of a packed layer, padding included."""
+    weight_format = find_format(format)
+    gate_up_blocks, down_blocks = (
+        _divide_up(_divide_up(size, PANEL_WIDTH), num_slices) for size in (intermediate_size, hidden_size)
+    )
+    group = weight_format.k_group
+    rows = gate_up_blocks * (2 if gated else 1) * _divide_up(hidden_size, group)
+    rows += down_blocks * _divide_up(intermediate_size, group)
+    return num_experts * rows * PANEL_WIDTH * group * weight_format.dtype.itemsize
+
+
 def _slice_blocks(num_blocks: int, num_slices: int, index: int) -> range:
     """The blocks of one slice; the rule of ``slice_blocks`` in csrc/moe/expert_layout.h."""
     return range(num_blocks * index // num_slices, num_blocks * (index + 1) // num_slices)
@@ -39,13 +54,20 @@ def _slice_blocks(num_blocks: int, num_slices: int, index: int) -> range:
 class _SlicedMemory:
     """A packed tensor whose slices lie on their nodes, each page-aligned."""
 
-    def __init__(self, shape: Sequence[int], dtype: torch.dtype, nodes: Sequence[int | None]) -> None:
-        slice_elements = math.prod(shape[1:])
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        nodes: Sequence[int | None],
+        layer_slice_bytes: int = 0,
+    ) -> None:
         itemsize = dtype.itemsize
+        slice_bytes = math.prod(shape[1:]) * itemsize
         region = _C.PlacedRegion(
-            slice_bytes=slice_elements * itemsize,
+            slice_bytes=slice_bytes,
             nodes=[-1 if node is None else node for node in nodes],
-            huge_pages=_C.HugePages.TRANSPARENT,
+            huge_pages=runtime.huge_pages(),
+            untouched_bytes=max(0, layer_slice_bytes - slice_bytes),
         )
         strides = [1] * len(shape)
         for dimension in range(len(shape) - 2, 0, -1):
@@ -58,8 +80,8 @@ class _SlicedMemory:
 class PackedExperts:
     """The experts of one MoE layer, packed: call it as the layer's FFN.
 
-    Made by :func:`pack_experts`, or by :meth:`empty` and the ``pack_*`` methods, expert by expert. It is no
-    ``nn.Module`` and its tensors are no parameters or buffers: ``model.to("cuda")``, ``.half()`` and
+    Made by :func:`pack_experts`, or empty, to be filled by the ``pack_*`` methods, some experts at a time. It
+    is no ``nn.Module`` and its tensors are no parameters or buffers: ``model.to("cuda")``, ``.half()`` and
     ``state_dict()`` leave them alone, and they stay on their NUMA nodes.
 
     Attributes:
@@ -119,6 +141,10 @@ class PackedExperts:
 
         nodes = runtime.ensure_started().nodes
         self.nodes: tuple[int | None, ...] = nodes
+        slice_bytes = packed_slice_bytes(
+            self.format, num_experts, hidden_size, intermediate_size, gated, len(nodes)
+        )
+        runtime.check_room([slice_bytes] * len(nodes))
         projections = 2 if gated else 1
         gate_up_blocks = _divide_up(self._intermediate_blocks, len(nodes))
         down_blocks = _divide_up(self._hidden_blocks, len(nodes))
@@ -135,17 +161,19 @@ class PackedExperts:
             ),
             weight_format.dtype,
             nodes,
+            slice_bytes,
         )
         down = _SlicedMemory(
             (len(nodes), num_experts, down_blocks, _divide_up(intermediate_size, group), PANEL_WIDTH, group),
             weight_format.dtype,
             nodes,
+            slice_bytes,
         )
         self.gate_up_proj = gate_up.tensor
         self.down_proj = down.tensor
-        self._bind_errors = [
+        self._bind_errors = tuple(
             first or second for first, second in zip(gate_up.bind_errors, down.bind_errors, strict=True)
-        ]
+        )
         self.gate_up_bias: torch.Tensor | None = None
         self.down_bias: torch.Tensor | None = None
         if gate_up_bias:
@@ -256,9 +284,15 @@ class PackedExperts:
 
     def verify_placement(self) -> tuple[SlicePlacement, ...]:
         """Asks the kernel where the slices are now, logs what is wrong, and keeps it in ``placement``."""
-        self.placement = measure_placement((self.gate_up_proj, self.down_proj), self.nodes, self._bind_errors)
-        report_placement(self.placement)
+        before = self.placement
+        (self.placement,) = measure_placements([self.placed_tensors])
+        report_placement(self.placement, before, huge_pages_wanted=runtime.huge_pages_wanted())
         return self.placement
+
+    @property
+    def placed_tensors(self) -> PlacedTensors:
+        """The packed weights and the nodes that they were to be on."""
+        return PlacedTensors((self.gate_up_proj, self.down_proj), self.nodes, self._bind_errors)
 
     def unpack(self) -> UnpackedExperts:
         """The weights in the layout and dtype they were packed from.
@@ -364,6 +398,7 @@ def pack_experts(
     limit: float | None = None,
     interleaved: bool = False,
     transposed: bool = False,
+    verify_placement: bool = True,
 ) -> PackedExperts:
     """Packs one MoE layer's experts into NUMA slices.
 
@@ -393,9 +428,12 @@ def pack_experts(
         limit: for the clamped activations; None: no limit.
         interleaved: rows of gate_up_proj alternate gate, up, gate, up (gpt-oss).
         transposed: the last two dimensions of both weights are swapped (gpt-oss).
+        verify_placement: ask the kernel where the slices are and log what is wrong; if False, that is left to
+            :meth:`PackedExperts.verify_placement`.
 
     Returns:
-        The packed experts. The originals are not kept; free them when you like.
+        The packed experts. The originals are not kept; free them when you like. Originals that are mapped
+        from a file are taken out of memory and page cache, and read again should you use them.
 
     Raises:
         TypeError, ValueError: naming the argument that doesn't fit, what it was and what is accepted.
@@ -450,5 +488,8 @@ def pack_experts(
         if down_bias is not None:
             packed.pack_down_bias(down_bias.detach())
             packed._bias_dtypes = (packed._bias_dtypes[0], down_bias.dtype)
-    packed.verify_placement()
+    # Of weights that are mapped from a checkpoint: their pages would push the next slices off the node.
+    page_out((gate_up_proj, down_proj))
+    if verify_placement:
+        packed.verify_placement()
     return packed

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 from torch_numa_moe.cores import Deal, deal_workers, find_sites, sites_without_split, usable_cores
 from torch_numa_moe.plan_text import describe_plan
+from torch_numa_moe.room import find_shortages
 from torch_numa_moe.settings import LogLine
+from torch_numa_moe.sizes import size_text
 from torch_numa_moe.sysfs import format_list
 
 if TYPE_CHECKING:
@@ -120,7 +122,12 @@ class Plan:
 
 
 def make_plan(
-    topology: Topology, limits: ProcessLimits, settings: Settings, *, unpinnable: str | None = None
+    topology: Topology,
+    limits: ProcessLimits,
+    settings: Settings,
+    *,
+    unpinnable: str | None = None,
+    weight_bytes: int | None = None,
 ) -> Plan:
     """Decides on groups, workers and the split.
 
@@ -132,14 +139,17 @@ def make_plan(
         settings: what the user asked for.
         unpinnable: why threads can't be pinned, if that has turned out. Workers are then left to the
             scheduler, and there is no split, since nothing keeps them on their nodes.
+        weight_bytes: size of the packed weights to be placed, in bytes, if known. A node with less memory
+            than its share rules the split out; one that only lacks room at present is a reason in the plan.
     """
     cores, notes = usable_cores(topology, limits)
-    planner = _Planner(topology, limits, settings, unpinnable, cores)
+    planner = _Planner(topology, limits, settings, unpinnable, cores, weight_bytes or 0)
     planner.log_lines += settings.log_lines
     if settings.split == "test":
         groups, deal, caller_helps = planner.test_groups()
     else:
         groups, deal, caller_helps = planner.split_groups() or planner.single_group()
+    planner.look_for_room(groups)
     spin_us = DEFAULT_WORKER_SPIN_US if settings.spin_us is None else settings.spin_us
     yields = settings.dispatcher_yields
     return Plan(
@@ -172,11 +182,14 @@ class _Planner:
         settings: Settings,
         unpinnable: str | None,
         cores: Sequence[Core],
+        weight_bytes: int,
     ) -> None:
         self.reasons: list[str] = []
         self.log_lines: list[LogLine] = []
         self.sites, self.site_notes = find_sites(topology, limits, cores)
-        self._nodes = len(topology.nodes)
+        self._topology = topology
+        self._limits = limits
+        self._weight_bytes = weight_bytes
         self._settings = settings
         self._unpinnable = unpinnable
         self._cores = cores
@@ -234,11 +247,12 @@ class _Planner:
             return "NUMA_MOE_SPLIT=0"
         num_sites = len(self.sites)
         if num_sites < 2:
-            if self._nodes == 1:
+            num_nodes = len(self._topology.nodes)
+            if num_nodes == 1:
                 return "this machine has one NUMA node"
             usable = "none" if num_sites == 0 else "one"
             notes, self.site_notes = self.site_notes, []  # said here
-            return f"{usable} of {self._nodes} NUMA nodes can be used ({'; '.join(notes)})"
+            return f"{usable} of {num_nodes} NUMA nodes can be used ({'; '.join(notes)})"
         if self._unpinnable is not None:
             return f"workers can't be kept on their nodes ({self._unpinnable})"
         if self._budget < num_sites:
@@ -246,7 +260,21 @@ class _Planner:
             return f"{why} leaves {self._budget} CPUs for {num_sites} NUMA nodes"
         if self._workers is not None and self._workers < num_sites:
             return f"NUMA_MOE_WORKERS={self._workers} are fewer than the {num_sites} NUMA nodes"
+        share = self._weight_bytes // num_sites
+        for site in self.sites:
+            memory = None if site.node is None else self._topology.node(site.node).memory_bytes
+            if memory is not None and memory < share:
+                return (
+                    f"NUMA node {site.node} has {size_text(memory)} of memory, less than its share of the "
+                    f"weights ({size_text(share)})"
+                )
         return None
+
+    def look_for_room(self, groups: Sequence[GroupPlan]) -> None:
+        """Says which nodes lack room for the weights at present."""
+        nodes = [group.node for group in groups]
+        share = [self._weight_bytes // len(nodes)] * len(nodes)
+        self.reasons += map(str, find_shortages(share, nodes, self._topology, self._limits))
 
     def _say_refusal(self, refusal: str) -> None:
         sentence = f"no split: {refusal}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch_numa_moe.sizes import size_text
 from torch_numa_moe.sysfs import format_list
 
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from torch_numa_moe.topology import Cpu, NumaNode
 
 _CORES_PER_LINE = 16
-_MIB = 1 << 20
-_GIB = 1 << 30
 
 _LEGEND = {
     "W": "worker",
@@ -61,7 +60,7 @@ def _limits(plan: Plan) -> Iterator[str]:
     if limits.cpu_quota is not None:
         yield f"  {limits.cpu_quota:g} CPUs' time ({limits.cpu_quota_source})"
     if limits.memory_bytes is not None:
-        yield f"  {_size(limits.memory_bytes)} of memory ({limits.memory_source})"
+        yield f"  {size_text(limits.memory_bytes)} of memory ({limits.memory_source})"
 
 
 def _picture(plan: Plan) -> Iterator[str]:
@@ -88,11 +87,11 @@ def _marks(plan: Plan) -> dict[int, str]:
 
 
 def _node_facts(node: NumaNode) -> str:
-    facts = ["memory unknown" if node.memory_bytes is None else _size(node.memory_bytes)]
+    facts = ["memory unknown" if node.memory_bytes is None else size_text(node.memory_bytes)]
     if node.free_bytes is not None and node.memory_bytes:
-        facts.append(f"{_size(node.free_bytes)} free")
+        facts.append(f"{size_text(node.free_bytes)} free")
     if node.cached_bytes:
-        facts.append(f"{_size(node.cached_bytes)} page cache")
+        facts.append(f"{size_text(node.cached_bytes)} page cache")
     if len(node.distances) > 1:
         others = (
             f"{distance} to node {other}" for other, distance in node.distances.items() if other != node.id
@@ -120,7 +119,3 @@ def _reasons(plan: Plan) -> Iterator[str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _size(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / _MIB:.0f} MiB"

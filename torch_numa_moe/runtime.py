@@ -7,11 +7,13 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch_numa_moe import _C
 from torch_numa_moe.limits import read_limits
 from torch_numa_moe.plan import Plan, make_plan
+from torch_numa_moe.room import RoomShortage, ShortageLog, find_shortages
 from torch_numa_moe.settings import Settings, override, read_settings
 from torch_numa_moe.topology import read_topology
 
@@ -38,6 +40,7 @@ _EXIT_GRACE_SECONDS = 0.02
 _lock = threading.RLock()
 _settings: Settings | None = None  # None: from the environment
 _running: RunningRuntime | None = None
+_shortages = ShortageLog()
 
 
 def _forget_after_fork() -> None:
@@ -67,19 +70,55 @@ def current_settings() -> Settings:
     return _settings if _settings is not None else read_settings()
 
 
-def plan() -> Plan:
+def plan(weight_bytes: int | None = None) -> Plan:
     """What the pool is, or would be, started with: groups, workers, slices and the reasons.
 
     Allocates and starts nothing. ``print(torch_numa_moe.plan())`` shows it.
+
+    Args:
+        weight_bytes: size of the packed weights to be placed, in bytes, if the plan is to say whether the
+            nodes have room for them: a node that could never hold its share rules the split out.
+
+    Raises:
+        ValueError: if weight_bytes is negative.
     """
+    if weight_bytes is not None and weight_bytes < 0:
+        raise ValueError(f"weight_bytes must be at least 0, got {weight_bytes}")
     with _lock:
-        if _running is not None:
+        if _running is not None and weight_bytes is None:
             return _running.plan
-        return _make_plan(current_settings())
+        return _make_plan(current_settings(), weight_bytes)
 
 
-def _make_plan(settings: Settings) -> Plan:
-    return make_plan(read_topology(), read_limits(), settings)
+def _make_plan(settings: Settings, weight_bytes: int | None = None) -> Plan:
+    return make_plan(read_topology(), read_limits(), settings, weight_bytes=weight_bytes)
+
+
+def huge_pages() -> _C.HugePages:
+    """The kind of pages that weights are to lie in: explicit ones as far as the user reserved some."""
+    kinds = {
+        "explicit": _C.HugePages.EXPLICIT,
+        "transparent": _C.HugePages.TRANSPARENT,
+        "none": _C.HugePages.NONE,
+    }
+    return kinds[current_settings().huge_pages or "explicit"]
+
+
+def huge_pages_wanted() -> bool:
+    """Whether anybody would want to know that there are none."""
+    return current_settings().huge_pages != "none"
+
+
+def check_room(slice_bytes: Sequence[int]) -> list[RoomShortage]:
+    """Warns, once each, of nodes and limits that lack room for slices yet to be placed.
+
+    Args:
+        slice_bytes: per slice of the running pool, bytes yet to be placed.
+    """
+    running = ensure_started()
+    shortages = find_shortages(slice_bytes, running.nodes, read_topology(), read_limits())
+    _shortages.log(shortages)
+    return shortages
 
 
 def configure(
@@ -89,6 +128,7 @@ def configure(
     spin_us: int | None = None,
     dispatcher_yields: int | None = None,
     isa: str | None = None,
+    huge_pages: str | None = None,
 ) -> Plan:
     """Sets from code what the ``NUMA_MOE_*`` variables set, and restarts a running pool with it.
 
@@ -101,6 +141,8 @@ def configure(
         spin_us: how long an idle worker spins before it sleeps, in microseconds (``NUMA_MOE_SPIN_US``).
         dispatcher_yields: how often a waiting call yields before it sleeps (``NUMA_MOE_DISPATCHER_YIELDS``).
         isa: highest instruction set to use (``NUMA_MOE_ISA``).
+        huge_pages: ``"explicit"``, ``"transparent"`` or ``"none"``, for weights packed from now on
+            (``NUMA_MOE_HUGE_PAGES``).
 
     Returns:
         The plan now in force.
@@ -119,6 +161,7 @@ def configure(
             spin_us=spin_us,
             dispatcher_yields=dispatcher_yields,
             isa=isa,
+            huge_pages=huge_pages,
         )
         _choose_instruction_set(settings)
         _settings = settings

@@ -27,6 +27,9 @@ MAX_SPIN_US = 1_000_000
 MAX_DISPATCHER_YIELDS = 1_000_000
 """Largest ``NUMA_MOE_DISPATCHER_YIELDS``: about a second of yielding, with nobody else to run."""
 
+HUGE_PAGES = ("explicit", "transparent", "none")
+"""Values of ``NUMA_MOE_HUGE_PAGES``."""
+
 MAX_TEST_SLICES = 64
 """Largest N of ``NUMA_MOE_SPLIT=test:N``."""
 
@@ -52,6 +55,7 @@ class Settings:
         spin_us: microseconds that an idle worker spins before it sleeps.
         dispatcher_yields: how often a waiting call yields before it sleeps.
         isa: highest instruction set to use, one of :data:`INSTRUCTION_SETS`.
+        huge_pages: one of :data:`HUGE_PAGES`.
         log_lines: what was wrong in the environment, one line each.
     """
 
@@ -61,11 +65,13 @@ class Settings:
     spin_us: int | None = None
     dispatcher_yields: int | None = None
     isa: str | None = None
+    huge_pages: str | None = None
     log_lines: tuple[LogLine, ...] = field(default=(), compare=False)
 
 
 _SPLIT_ACCEPTED = f"0, 1, test or test:N with N from 1 to {MAX_TEST_SLICES}"
 _ISA_ACCEPTED = "one of " + ", ".join(INSTRUCTION_SETS)
+_HUGE_PAGES_ACCEPTED = "one of " + ", ".join(HUGE_PAGES)
 
 
 @dataclass(frozen=True)
@@ -111,12 +117,19 @@ def _parse_isa(text: str) -> dict[str, str]:
     return {"isa": text}
 
 
+def _parse_huge_pages(text: str) -> dict[str, str]:
+    if text not in HUGE_PAGES:
+        raise ValueError(_HUGE_PAGES_ACCEPTED)
+    return {"huge_pages": text}
+
+
 _VARIABLES: Mapping[str, Callable[[str], Mapping[str, str | int]]] = {
     "NUMA_MOE_SPLIT": _parse_split,
     "NUMA_MOE_WORKERS": _WORKERS.parse,
     "NUMA_MOE_SPIN_US": _SPIN_US.parse,
     "NUMA_MOE_DISPATCHER_YIELDS": _DISPATCHER_YIELDS.parse,
     "NUMA_MOE_ISA": _parse_isa,
+    "NUMA_MOE_HUGE_PAGES": _parse_huge_pages,
 }
 _SHOWN_CHARACTERS = 40  # of a value that isn't understood
 
@@ -152,6 +165,7 @@ def override(
     spin_us: int | None = None,
     dispatcher_yields: int | None = None,
     isa: str | None = None,
+    huge_pages: str | None = None,
 ) -> Settings:
     """The settings with some of them set from code; None leaves one as it is.
 
@@ -162,6 +176,7 @@ def override(
         spin_us: 0 to :data:`MAX_SPIN_US`, microseconds.
         dispatcher_yields: 0 to :data:`MAX_DISPATCHER_YIELDS`.
         isa: one of :data:`INSTRUCTION_SETS`.
+        huge_pages: one of :data:`HUGE_PAGES`.
 
     Returns:
         The settings, with the ``log_lines`` that reading the environment gave.
@@ -179,7 +194,11 @@ def override(
         if not setting.lowest <= number <= setting.highest:
             raise ValueError(f"{setting.name} must be {setting.accepted}, got {number}")
         values[setting.name] = number
-    texts = (("split", split, _SPLIT_ACCEPTED, _parse_split), ("isa", isa, _ISA_ACCEPTED, _parse_isa))
+    texts = (
+        ("split", split, _SPLIT_ACCEPTED, _parse_split),
+        ("isa", isa, _ISA_ACCEPTED, _parse_isa),
+        ("huge_pages", huge_pages, _HUGE_PAGES_ACCEPTED, _parse_huge_pages),
+    )
     for name, text, accepted, parse in texts:
         if text is None:
             continue

@@ -57,7 +57,8 @@ std::size_t multiply(std::size_t left, std::size_t right) {
 // Explicit huge pages. mmap reserves them from the sum over all nodes, so a node that has too few is only
 // found out at the first touch, by SIGBUS. MADV_POPULATE_WRITE (Linux 5.14) fails instead. They are mapped
 // shared: after a fork, a copy-on-write that finds the pool empty would kill the child.
-PlacedRegion::PlacedRegion(std::size_t slice_bytes, const std::vector<int>& nodes, HugePages huge_pages)
+PlacedRegion::PlacedRegion(std::size_t slice_bytes, const std::vector<int>& nodes, HugePages huge_pages,
+                           std::size_t untouched_bytes)
     : slice_bytes_(slice_bytes) {
   if (slice_bytes == 0) throw std::invalid_argument("slice_bytes must be at least 1");
   if (nodes.empty()) throw std::invalid_argument("nodes must name one node per slice, got none");
@@ -74,7 +75,7 @@ PlacedRegion::PlacedRegion(std::size_t slice_bytes, const std::vector<int>& node
   try {
     if (large && huge_pages == HugePages::kExplicit && map_explicit_huge_pages()) return;
     map_pages(large ? huge_pages : HugePages::kNone);
-    bind_slices();
+    bind_slices(untouched_bytes);
   } catch (...) {
     munmap(reservation_, reservation_bytes_);
     throw;
@@ -147,7 +148,7 @@ void PlacedRegion::map_pages(HugePages huge_pages) {
   if (!ordinary && advised == 0) huge_pages_ = HugePages::kTransparent;
 }
 
-void PlacedRegion::bind_slices() {
+void PlacedRegion::bind_slices(std::size_t untouched_bytes) {
   for (std::size_t index = 0; index < num_slices(); ++index) {
     SliceBinding& binding = bindings_[index];
     if (binding.node < 0) continue;
@@ -155,7 +156,7 @@ void PlacedRegion::bind_slices() {
     const auto sharing = static_cast<std::size_t>(
         std::count_if(bindings_.begin(), bindings_.end(),
                       [&](const SliceBinding& other) { return other.node == binding.node; }));
-    const bool strict = node_has_room(binding.node, sharing * slice_stride_);
+    const bool strict = node_has_room(binding.node, multiply(sharing, slice_stride_) + untouched_bytes);
     binding.bind_error = bind_memory(slice(index), slice_stride_, binding.node, strict);
     if (binding.bind_error == 0) binding.policy = strict ? BindingPolicy::kStrict : BindingPolicy::kPrefer;
   }

@@ -32,7 +32,9 @@ class PlacedRegion {
  public:
   // Maps nodes.size() slices of slice_bytes each. slice_stride() is slice_bytes rounded up to the page
   // size (to 2 MiB when a slice is at least that large). Ordinary and transparent huge pages are not
-  // touched: the first write to a page decides where it lands, within the policy set here. Explicit huge
+  // touched: the first write to a page decides where it lands, within the policy set here. A node counts as
+  // having room if it has for untouched_bytes more: what the caller has mapped, or is about to map, for the
+  // same slice and not written yet (other regions). Explicit huge
   // pages are populated here, on the slice's node, because one that is missing later would be a SIGBUS.
   //
   // Slices below 2 MiB get ordinary pages whatever was asked for. Explicit huge pages fall back to
@@ -42,7 +44,8 @@ class PlacedRegion {
   // Throws std::invalid_argument (no bytes, no nodes, a node below -1), std::bad_alloc (the address space
   // or the overcommit limit is exhausted) or std::system_error. That a node can't be had (no such node,
   // not allowed, no permission, no mempolicy in this kernel) is no exception: see bindings().
-  PlacedRegion(std::size_t slice_bytes, const std::vector<int>& nodes, HugePages huge_pages);
+  PlacedRegion(std::size_t slice_bytes, const std::vector<int>& nodes, HugePages huge_pages,
+               std::size_t untouched_bytes = 0);
   ~PlacedRegion();  // unmaps
   PlacedRegion(const PlacedRegion&) = delete;
   PlacedRegion& operator=(const PlacedRegion&) = delete;
@@ -60,7 +63,7 @@ class PlacedRegion {
   void reserve_address_space();
   bool map_explicit_huge_pages();
   void map_pages(HugePages huge_pages);
-  void bind_slices();
+  void bind_slices(std::size_t untouched_bytes);
 
   std::size_t slice_bytes_;
   std::size_t slice_stride_ = 0;

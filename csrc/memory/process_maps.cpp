@@ -98,35 +98,44 @@ MappingPages count_mapping_pages(uintptr_t address, std::size_t bytes) {
   return count_mapping_pages(maps, numa_maps, address, bytes);
 }
 
-HugePageUse count_huge_pages(std::istream& smaps, uintptr_t address, std::size_t bytes) {
-  HugePageUse use;
-  bool inside = false;
+std::vector<HugePageUse> count_huge_pages(std::istream& smaps, const std::vector<MemoryRange>& ranges) {
+  std::vector<HugePageUse> uses(ranges.size());
+  std::vector<bool> reach_beyond(ranges.size(), false);
+  std::vector<std::size_t> inside;  // the ranges that the mapping fills whose lines are being read
   for (std::string line; std::getline(smaps, line);) {
     Mapping mapping{};
     if (parse_mapping(line, &mapping)) {
-      const Overlap kind = overlap(mapping, address, bytes);
-      if (kind == Overlap::kReachesBeyond) return {};
-      inside = kind == Overlap::kFills;
-      use.found = use.found || inside;
+      inside.clear();
+      for (std::size_t index = 0; index < ranges.size(); ++index) {
+        const Overlap kind = overlap(mapping, ranges[index].address, ranges[index].bytes);
+        if (kind == Overlap::kReachesBeyond) reach_beyond[index] = true;
+        if (kind != Overlap::kFills) continue;
+        uses[index].found = true;
+        inside.push_back(index);
+      }
       continue;
     }
-    if (!inside) continue;
+    if (inside.empty()) continue;
     std::istringstream words(line);
     std::string key;
     uint64_t kilobytes = 0;
     if (!(words >> key >> kilobytes)) continue;
     const bool is_explicit = key == "Private_Hugetlb:" || key == "Shared_Hugetlb:";
     // Rss includes transparent huge pages, but no explicit ones.
-    if (is_explicit || key == "Rss:") use.resident_bytes += kilobytes << 10;
-    if (is_explicit || key == "AnonHugePages:") use.huge_bytes += kilobytes << 10;
+    for (const std::size_t index : inside) {
+      if (is_explicit || key == "Rss:") uses[index].resident_bytes += kilobytes << 10;
+      if (is_explicit || key == "AnonHugePages:") uses[index].huge_bytes += kilobytes << 10;
+    }
   }
-  return use;
+  for (std::size_t index = 0; index < ranges.size(); ++index) {
+    if (reach_beyond[index]) uses[index] = {};
+  }
+  return uses;
 }
 
-HugePageUse count_huge_pages(uintptr_t address, std::size_t bytes) {
+std::vector<HugePageUse> count_huge_pages(const std::vector<MemoryRange>& ranges) {
   std::ifstream smaps("/proc/self/smaps");
-  if (!smaps) return {};
-  return count_huge_pages(smaps, address, bytes);
+  return count_huge_pages(smaps, ranges);
 }
 
 }  // namespace numa_moe

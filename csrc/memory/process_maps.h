@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <istream>
 #include <map>
+#include <vector>
 
 namespace numa_moe {
 
@@ -31,10 +32,16 @@ struct HugePageUse {
   uint64_t huge_bytes = 0;  // transparent or explicit
 };
 
-// From /proc/self/smaps, with the same rule for what counts as found and the same cost.
-HugePageUse count_huge_pages(uintptr_t address, std::size_t bytes);
+struct MemoryRange {
+  uintptr_t address;
+  std::size_t bytes;
+};
+
+// Per range, from one look at /proc/self/smaps, with the same rule for what counts as found and the same
+// cost.
+std::vector<HugePageUse> count_huge_pages(const std::vector<MemoryRange>& ranges);
 
 // The same from a given text of /proc/<pid>/smaps.
-HugePageUse count_huge_pages(std::istream& smaps, uintptr_t address, std::size_t bytes);
+std::vector<HugePageUse> count_huge_pages(std::istream& smaps, const std::vector<MemoryRange>& ranges);
 
 }  // namespace numa_moe

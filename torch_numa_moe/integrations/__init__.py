@@ -10,7 +10,15 @@ from torch_numa_moe.integrations.experts_interface import register_with_transfor
 from torch_numa_moe.integrations.experts_modules import UnsupportedExpertsError
 from torch_numa_moe.integrations.patch import patch, unpatch
 from torch_numa_moe.integrations.patch_report import PatchedModule, PatchReport
+from torch_numa_moe.integrations.verification import verify_placement
 
 register_with_transformers()
 
-__all__ = ["PatchReport", "PatchedModule", "UnsupportedExpertsError", "patch", "unpatch"]
+__all__ = [
+    "PatchReport",
+    "PatchedModule",
+    "UnsupportedExpertsError",
+    "patch",
+    "unpatch",
+    "verify_placement",
+]

@@ -66,6 +66,14 @@ class ExpertsSpec:
         """Bytes of those parameters."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self.parameters)
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """num_experts, hidden_size and intermediate_size."""
+        num_experts, hidden_size, intermediate_size = self.module.get_parameter(self.parameter_names[1]).shape
+        if self.transposed:
+            hidden_size, intermediate_size = intermediate_size, hidden_size
+        return num_experts, hidden_size, intermediate_size
+
 
 def find_experts_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Name to module, for each module behind transformers' experts interface, packed or not.

@@ -12,7 +12,7 @@ from torch import nn
 
 from torch_numa_moe.formats import FORMATS, find_format, format_of_dtype
 from torch_numa_moe.integrations.experts_modules import IMPLEMENTATION, ExpertsSpec, get_implementation
-from torch_numa_moe.packing import PackedExperts, pack_experts
+from torch_numa_moe.packing import PackedExperts, pack_experts, packed_slice_bytes
 
 _STATE = "_numa_moe"
 """Attribute of a packed module that holds its :class:`PackedState`."""
@@ -59,7 +59,17 @@ def check_format(format: str) -> None:
         raise ValueError(f"format must be one of auto, {', '.join(FORMATS)}, got {format!r}")
 
 
-def pack_module(spec: ExpertsSpec, format: str) -> PackedState:
+def format_for(spec: ExpertsSpec, format: str) -> str:
+    """The weight format that a module gets: ``"auto"`` is the one that rounds nothing."""
+    return format_of_dtype(spec.source_dtype).name if format == "auto" else format
+
+
+def slice_bytes_for(spec: ExpertsSpec, format: str, num_slices: int) -> int:
+    """Bytes of weights in each slice once a module is packed."""
+    return packed_slice_bytes(format_for(spec, format), *spec.sizes, spec.gated, num_slices)
+
+
+def pack_module(spec: ExpertsSpec, format: str, *, verify_placement: bool = True) -> PackedState:
     """Packs a module's experts and frees its parameters.
 
     The parameters stay on the module, as the objects they were, with no experts in them (dimension 0 is 0):
@@ -69,6 +79,7 @@ def pack_module(spec: ExpertsSpec, format: str) -> PackedState:
     Args:
         spec: the module.
         format: weight format, or ``"auto"`` for the one that rounds nothing.
+        verify_placement: see :func:`torch_numa_moe.pack_experts`.
     """
     module, parameters = spec.module, spec.parameters
     gate_up, down, *biases = parameters
@@ -77,7 +88,7 @@ def pack_module(spec: ExpertsSpec, format: str) -> PackedState:
         packed = pack_experts(
             gate_up,
             down,
-            format=format_of_dtype(spec.source_dtype).name if format == "auto" else format,
+            format=format_for(spec, format),
             gate_up_bias=biases[0] if biases else None,
             down_bias=biases[1] if biases else None,
             activation=spec.gate.activation,
@@ -86,6 +97,7 @@ def pack_module(spec: ExpertsSpec, format: str) -> PackedState:
             limit=spec.gate.limit,
             interleaved=spec.gate.interleaved,
             transposed=spec.transposed,
+            verify_placement=verify_placement,
         )
         state = PackedState(
             packed,

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from torch_numa_moe import runtime
+from torch_numa_moe.integrations.checkpoint_files import find_checkpoint_files
 from torch_numa_moe.integrations.experts_interface import require_transformers
 from torch_numa_moe.integrations.experts_modules import (
     IMPLEMENTATION,
@@ -26,8 +28,11 @@ from torch_numa_moe.integrations.packed_module import (
     pack_module,
     packed_state,
     restore_module,
+    slice_bytes_for,
 )
 from torch_numa_moe.integrations.patch_report import PatchedModule, PatchReport
+from torch_numa_moe.integrations.verification import verify_modules
+from torch_numa_moe.page_cache import find_file_ranges, release_file_ranges, release_files
 
 logger = logging.getLogger("torch_numa_moe")
 
@@ -70,6 +75,9 @@ def patch(model: nn.Module, format: str = "auto", *, progress: bool = True) -> P
     specs = _check_all(model, modules)
     implementations = {str(get_implementation(module)) for module in modules.values()}
 
+    # Pages of the checkpoint that stay behind in the page cache would push slices off their nodes.
+    release_files(find_checkpoint_files(model))
+    _check_room(specs, format)
     started: list[nn.Module] = []
     total_bytes = sum(spec.source_bytes for spec in specs)
     try:
@@ -77,19 +85,26 @@ def patch(model: nn.Module, format: str = "auto", *, progress: bool = True) -> P
             for spec in specs:
                 layer_bytes = spec.source_bytes
                 started.append(spec.module)
-                pack_module(spec, format)
+                mapped = find_file_ranges(spec.parameters)
+                pack_module(spec, format, verify_placement=False)
+                release_file_ranges(mapped)
                 bar.update(layer_bytes)
         for module in modules.values():
             set_implementation(module, IMPLEMENTATION)
     except BaseException:
         _roll_back(started)
         raise
-    entries = [
-        PatchedModule.of(name, state)
-        for name, module in modules.items()
-        if (state := packed_state(module)) is not None
-    ]
+    states = {name: state for name, module in modules.items() if (state := packed_state(module)) is not None}
+    verify_modules(states.values())
+    entries = [PatchedModule.of(name, state) for name, state in states.items()]
     return PatchReport(tuple(entries), tuple(sorted(implementations - {IMPLEMENTATION})))
+
+
+def _check_room(specs: Sequence[ExpertsSpec], format: str) -> None:
+    """Warns before anything is allocated if the nodes lack room for all layers."""
+    num_slices = len(runtime.ensure_started().nodes)
+    share = sum(slice_bytes_for(spec, format, num_slices) for spec in specs)
+    runtime.check_room([share] * num_slices)
 
 
 def unpatch(model: nn.Module) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +9,8 @@ import torch
 from torch_numa_moe.integrations.activation_probe import GateFunction
 from torch_numa_moe.integrations.module_names import summarise_names
 from torch_numa_moe.integrations.packed_module import PackedState
-from torch_numa_moe.placement import SlicePlacement
+from torch_numa_moe.placement import SlicePlacement, sum_placements
+from torch_numa_moe.sizes import size_text
 
 
 @dataclass(frozen=True)
@@ -85,40 +84,14 @@ class PatchReport:
     @property
     def placement(self) -> tuple[SlicePlacement, ...]:
         """Where the slices are, all layers together: one entry per slice and node."""
-        return _sum_placements(placement for module in self.modules for placement in module.placement)
+        return sum_placements(placement for module in self.modules for placement in module.placement)
 
     def __str__(self) -> str:
         kinds: dict[str, list[str]] = {}
         for module in self.modules:
             kinds.setdefault(module.kind, []).append(module.name)
         layers = f"{len(self.modules)} MoE layer{'s' if len(self.modules) != 1 else ''}"
-        lines = [f"numa_moe: {layers} packed, {_size(self.nbytes)}"]
+        lines = [f"numa_moe: {layers} packed, {size_text(self.nbytes)}"]
         lines += [f"  {summarise_names(names)}: {kind}" for kind, names in kinds.items()]
         lines += [f"  {placement}" for placement in self.placement]
         return "\n".join(lines)
-
-
-def _sum_placements(placements: Iterable[SlicePlacement]) -> tuple[SlicePlacement, ...]:
-    sums: dict[tuple[int, int | None], SlicePlacement] = {}
-    for one in placements:
-        key = (one.slice, one.node)
-        total = sums.get(key)
-        if total is None:
-            sums[key] = one
-            continue
-        nodes = sorted({*total.pages_on_node, *one.pages_on_node})
-        sums[key] = dataclasses.replace(
-            total,
-            bytes=total.bytes + one.bytes,
-            pages_sampled=total.pages_sampled + one.pages_sampled,
-            pages_on_node={
-                node: total.pages_on_node.get(node, 0) + one.pages_on_node.get(node, 0) for node in nodes
-            },
-            error=total.error or one.error,
-            bind_error=total.bind_error or one.bind_error,
-        )
-    return tuple(sums.values())
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"

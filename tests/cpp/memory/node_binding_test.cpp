@@ -162,6 +162,27 @@ TEST_F(NodeBinding, OverfullNodeSpillsInsteadOfCallingTheOomKiller) {
   EXPECT_GT(found.pages_on_node.size(), 1u);
 }
 
+// Two regions of a layer are mapped before either is written: each has to count the other in, or the one
+// bound strictly finds the node filled by the one that wasn't, and the OOM killer is called.
+TEST_F(NodeBinding, ARegionCountsInWhatIsMappedButNotWritten) {
+  if (!is_test_guest()) GTEST_SKIP() << "fills a node: only in a guest for tests (NUMA_MOE_GUEST)";
+  const int small = total_bytes_of(nodes_[0]) < total_bytes_of(nodes_[1]) ? nodes_[0] : nodes_[1];
+  const int large = small == nodes_[0] ? nodes_[1] : nodes_[0];
+  // The first is too large for the node, the second alone would not be.
+  const std::size_t first_bytes = total_bytes_of(small) + 32 * kMiB;
+  const std::size_t second_bytes = 64 * kMiB;
+  if (first_bytes + second_bytes + 512 * kMiB > total_bytes_of(small) + total_bytes_of(large))
+    GTEST_SKIP() << "no room at all";
+  const PlacedRegion first(first_bytes, {small}, HugePages::kNone, second_bytes);
+  const PlacedRegion second(second_bytes, {small}, HugePages::kNone, first_bytes);
+  EXPECT_EQ(second.bindings()[0].policy, BindingPolicy::kPrefer);
+  EXPECT_EQ(PlacedRegion(second_bytes, {small}, HugePages::kNone).bindings()[0].policy,
+            BindingPolicy::kStrict);
+  std::memset(first.data(), 1, first_bytes);
+  std::memset(second.data(), 1, second_bytes);
+  EXPECT_EQ(query_page_placement(second.data(), second_bytes, 2000).pages_absent, 0);
+}
+
 // Sets the number of explicit huge pages on a node; returns how many the kernel made.
 int reserve_huge_pages(int node, int pages) {
   const std::string folder = kNodes + ("node" + std::to_string(node)) + "/hugepages/hugepages-2048kB/";
@@ -192,7 +213,8 @@ TEST_F(NodeBinding, ExplicitHugePagesOfEachNode) {
       const PagePlacement found = query_page_placement(region.slice(i), 5 * kMiB, 100);
       EXPECT_EQ(found.pages_on_node.size(), 1u);
       EXPECT_EQ(found.pages_on_node.count(nodes_[i]), 1u);
-      const HugePageUse use = count_huge_pages(reinterpret_cast<uintptr_t>(region.slice(i)), 5 * kMiB);
+      const HugePageUse use =
+          count_huge_pages({{reinterpret_cast<uintptr_t>(region.slice(i)), 5 * kMiB}}).front();
       EXPECT_TRUE(use.found);
       EXPECT_EQ(use.resident_bytes, 6 * kMiB);
       EXPECT_EQ(use.huge_bytes, 6 * kMiB);

@@ -95,7 +95,7 @@ const char* const kSmaps =
 
 HugePageUse huge_pages(uintptr_t address, std::size_t bytes) {
   std::istringstream smaps(kSmaps);
-  return count_huge_pages(smaps, address, bytes);
+  return count_huge_pages(smaps, {{address, bytes}}).front();
 }
 
 TEST(ProcessMaps, CountsHugePages) {
@@ -110,6 +110,18 @@ TEST(ProcessMaps, CountsHugePages) {
   EXPECT_EQ(huge_pages(kBegin, 8 * kMiB).huge_bytes, 6 * kMiB);
   EXPECT_FALSE(huge_pages(kBegin, kMiB).found);
   EXPECT_FALSE(huge_pages(0x1000, 4096).found);
+}
+
+TEST(ProcessMaps, CountsHugePagesOfSeveralRangesAtOnce) {
+  std::istringstream smaps(kSmaps);
+  const std::vector<HugePageUse> uses = count_huge_pages(
+      smaps, {{kBegin + 4 * kMiB, 4 * kMiB}, {0x1000, 4096}, {kBegin, kMiB}, {kBegin, 4 * kMiB}});
+  ASSERT_EQ(uses.size(), 4u);
+  EXPECT_EQ(uses[0].huge_bytes, 4 * kMiB);
+  EXPECT_FALSE(uses[1].found);
+  EXPECT_FALSE(uses[2].found);
+  EXPECT_EQ(uses[2].resident_bytes, 0u);
+  EXPECT_EQ(uses[3].huge_bytes, 2 * kMiB);
 }
 
 }  // namespace
