@@ -34,6 +34,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 TIMEOUT = 900
 """Seconds until a guest is stopped: booting takes some 20, importing torch there as many again."""
 
+DISK_BYTES = 1 << 30
+"""Size of the guest's empty disk, /dev/vda: for files that have a page cache."""
+
 _KILLED = 128 + signal.SIGKILL
 
 
@@ -97,8 +100,8 @@ def _kernel() -> Path | None:
     return max(with_modules, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def guest_command(topology: str, script: Path) -> list[str]:
-    """The command that boots the guest and runs an executable file in it."""
+def guest_command(topology: str, script: Path, disk: Path) -> list[str]:
+    """The command that boots the guest and runs an executable file in it; disk is its /dev/vda."""
     machine = TOPOLOGIES[topology]
     sockets, cores, threads = machine.cpus
     num_cpus = sockets * cores * threads
@@ -106,6 +109,7 @@ def guest_command(topology: str, script: Path) -> list[str]:
     model = "max,vendor=GenuineIntel" if threads > 1 else "max"
     processors = f"{num_cpus},sockets={sockets},cores={cores},threads={threads}"
     qemu = f"-accel tcg,thread=multi -cpu {model} -smp {processors}"
+    qemu += f" -drive file={disk},if=virtio,format=raw,cache=unsafe"
     # virtme-ng's own --numa leaves the numbering of nodes without memory to QEMU: say it all.
     for node, (memory, cpus) in enumerate(machine.nodes):
         described = f"node,nodeid={node}"
@@ -161,13 +165,16 @@ def run_in_guest(
             f"#!/bin/sh\ncd {shlex.quote(str(directory))} || exit 125\n{exports}exec {shlex.join(command)}\n"
         )
         script.chmod(0o755)
+        disk = Path(folder) / "disk"
+        with disk.open("wb") as file:
+            file.truncate(DISK_BYTES)  # takes no room until it is written
         search_path = os.pathsep.join(
             [str(Path(sys.executable).parent), variables["PATH"], "/usr/sbin", "/sbin"]
         )
         # Pipes, since QEMU opens its outputs anew and would empty a file; a session of its own, since it and
         # virtme-ng are several processes to stop.
         process = subprocess.Popen(
-            guest_command(topology, script),
+            guest_command(topology, script, disk),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
