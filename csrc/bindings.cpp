@@ -169,8 +169,9 @@ void bind_kernels(py::module_& module) {
   module.attr("PANEL_WIDTH") = kPanelWidth;
   module.def("supported_instruction_sets", [] {
     std::vector<std::string> names;
-    for (const InstructionSet set : supported_instruction_sets())
+    for (const InstructionSet set : supported_instruction_sets()) {
       names.emplace_back(instruction_set_name(set));
+    }
     return names;
   });
   // All of them, in ascending order of preference.

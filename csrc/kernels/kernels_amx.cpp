@@ -54,7 +54,7 @@ void gemm(const GemmArgs& args) {
   for (int64_t row = 0; row < args.rows; row += block) {
     const int64_t rows_left = args.rows - row;
     while (block > rows_left && block > kSmallestRowBlock) block /= 2;
-    if (block > rows_left) block = rows_left;
+    block = std::min(block, rows_left);
     for (int64_t panel = 0; panel < args.num_panels; ++panel) {
       brgemm(block, kPanelWidth, k, args.x_stride, kPanelWidth, args.out_stride, /*add_c=*/false,
              x + row * args.x_stride, reinterpret_cast<const uint16_t*>(weights + panel * args.panel_stride),

@@ -77,7 +77,10 @@ class EveryLayout : public testing::TestWithParam<std::tuple<Layout, bool, bool>
 // Seen to fail (or hang) with: claims not reset by an opening; a task reported twice; groups without tasks
 // not counted as finished; the countdown of groups not reset; group indices mixed up.
 TEST_P(EveryLayout, RunsEveryTaskOnceOnItsGroupsThreads) {
-  const auto& [layout, caller_helps, park] = GetParam();
+  // Not a structured binding: clang 14 doesn't let a lambda capture one.
+  const Layout& layout = std::get<0>(GetParam());
+  const bool caller_helps = std::get<1>(GetParam());
+  const bool park = std::get<2>(GetParam());
   const PoolOptions options = unpinned(layout, caller_helps);
   ThreadPool pool(park ? parking(options) : options);
   for (int repeat = 0; repeat < 3; ++repeat) {
