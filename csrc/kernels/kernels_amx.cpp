@@ -1,4 +1,5 @@
 // The bf16 kernels with gemm on AMX, everything else as on AVX-512 with bf16.
+#include <algorithm>
 #include <atomic>
 
 #include "kernels/amx.h"
