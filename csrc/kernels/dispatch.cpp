@@ -7,6 +7,8 @@
 #if defined(__aarch64__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
 #endif
 
 namespace numa_moe {
@@ -21,10 +23,13 @@ struct Candidate {
 bool always() { return true; }
 
 #if defined(__x86_64__)
-// The compiler's run-time library also asks whether the kernel saves the wider registers.
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+// By cpuid: clang 14 doesn't know the name.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
+// The compiler's run-time library also asks whether the kernel saves the wider registers.
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 #if defined(NUMA_MOE_EMULATE_X86)
 bool has_avx512() { return has_avx2(); }
 bool has_avx512bf16() { return has_avx2(); }
