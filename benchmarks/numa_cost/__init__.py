@@ -1,0 +1,1 @@
+"""A cost model of decoding MoE experts on a machine with several NUMA nodes."""
