@@ -1,9 +1,11 @@
-"""``python -m torch_numa_moe``: the demo, and what the pool would do on this machine."""
+"""``python -m torch_numa_moe``: the demo, what the pool would do on this machine, and what it is worth."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+
+from torch_numa_moe.study.command import add_arguments as add_study_arguments
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -22,6 +24,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     print(torch_numa_moe.plan())
     return 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from torch_numa_moe.study import command
+
+    return command.run(arguments)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,6 +54,10 @@ def main(argv: list[str] | None = None) -> int:
 
     plan = commands.add_parser("plan", help="show which workers and NUMA nodes would be used, and why")
     plan.set_defaults(run=_plan)
+
+    bench = commands.add_parser("bench", help="measure what the split across NUMA nodes is worth here")
+    add_study_arguments(bench)
+    bench.set_defaults(run=_bench)
 
     arguments = parser.parse_args(argv)
     return int(arguments.run(arguments))
