@@ -167,9 +167,6 @@ def example_scaling() -> dict[str, dict[int, float]]:
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status."""
     arguments = parse_arguments(argv)
-    if arguments.plot is not None and find_spec("matplotlib") is None:
-        print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
-        return 2
     try:
         described = describe(arguments)
     except (ValueError, OSError) as error:
@@ -182,6 +179,9 @@ def main(argv: list[str] | None = None) -> int:
         box, experts, engine = described
         print("\n".join(box_lines(box, experts, engine, make_arms(box))))
         return 0
+    if arguments.plot is not None and find_spec("matplotlib") is None:
+        print("--plot needs matplotlib: pip install matplotlib", file=sys.stderr)
+        return 2
     status = check_study()
     if arguments.plot is not None:
         model = calibrate()
