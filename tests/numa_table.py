@@ -1,10 +1,10 @@
 """What happens on every kind of NUMA machine, under every setting, with and without a mask that hides nodes.
 
-    python tests/numa_table.py                       # all topologies of tests/guest.py: takes a quarter of an hour
+    python tests/numa_table.py                       # all topologies of tests/guest.py: a quarter of an hour
     python tests/numa_table.py --topologies two,four
 
-Boots an emulated machine per topology and prints a table in Markdown: the plan, the lines that were logged, the
-share of each slice's pages on its node, and whether the op's bits are those of a single slice.
+Boots an emulated machine per topology and prints a table in Markdown: the plan, the lines that were logged,
+the share of each slice's pages on its node, and whether the op's bits are those of a single slice.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run_cases(topology: str, *cases: str) -> list[dict[str, Any]]:
 
 def markdown(topology: str, rows: list[dict[str, Any]]) -> list[str]:
     """The rows of a topology."""
-    bits = rows[0]["bits"] if "bits" in rows[0] else None
+    bits = rows[0].get("bits")
     lines = []
     for row in rows:
         plan = " + ".join(
@@ -49,9 +49,8 @@ def markdown(topology: str, rows: list[dict[str, Any]]) -> list[str]:
             if node is not None
         )
         same = "same" if row["bits"] == bits else "DIFFERENT"
-        lines.append(
-            f"| {topology} | {row['mask']} | {row['setting']} | {plan} | {logged} | {placed or '-'} | {same} |"
-        )
+        cells = (topology, row["mask"], row["setting"], plan, logged, placed or "-", same)
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

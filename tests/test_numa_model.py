@@ -1,4 +1,4 @@
-"""The cost model of several NUMA nodes: formulas against numbers worked out by hand, limits, a published study."""
+"""The cost model of several NUMA nodes: formulas against numbers worked out by hand, limits, a study."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """In emulated machines with real NUMA nodes: the plans, where memory lands, what is refused, and the bits.
 
-``pytest -m numa_lab``. Each test boots a guest, which takes minutes; ``-m "numa_lab and not slow"`` runs the most
-telling ones.
+``pytest -m numa_lab``. Each test boots a guest, which takes minutes; ``-m "numa_lab and not slow"`` runs the
+most telling ones.
 """
 
 from __future__ import annotations
