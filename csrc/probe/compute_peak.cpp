@@ -27,7 +27,7 @@
     Vector sums[num_sums] = {};                                          \
     for (int64_t iteration = 0; iteration < iterations; ++iteration) {   \
       NUMA_MOE_UNROLL                                                    \
-      for (int index = 0; index < num_sums; ++index) {                   \
+      for (int index = 0; index < (num_sums); ++index) {                 \
         Vector sum = sums[index];                                        \
         sum = step;                                                      \
         __asm__ volatile("" : "+" register_class(sum));                  \
