@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import safe_open, save_file
 
+import torch_numa_moe
 from torch_numa_moe import pack_experts
 from torch_numa_moe.integrations.checkpoint_files import find_checkpoint_files
 from torch_numa_moe.page_cache import (
@@ -153,3 +154,27 @@ def test_checkpoint_files_of_no_folder(name: object) -> None:
 
 def test_checkpoint_files_of_something_else() -> None:
     assert find_checkpoint_files(object()) == []
+
+
+def test_patching_a_loaded_model_leaves_its_files_out_of_the_page_cache(on_disk: Path) -> None:
+    """What was read at loading goes before weights are placed, what packing reads goes behind it."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    from tiny_models import build_model
+
+    model = build_model("qwen3_moe", hidden_size=256, moe_intermediate_size=512, num_experts=16)
+    folder = on_disk / "model"
+    model.save_pretrained(folder, max_shard_size="8MB")
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) > 1
+    os.sync()
+    for file in files:
+        file.read_bytes()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    sizes = [-(-file.stat().st_size // PAGE) for file in files]
+    before = [cached_pages(file) for file in files]
+    assert before == sizes
+    torch_numa_moe.patch(loaded, format="fp32", progress=False)
+    # What isn't experts may stay, since it is still read from there.
+    others = sum(parameter.nbytes for name, parameter in loaded.named_parameters() if ".experts." not in name)
+    assert sum(map(cached_pages, files)) <= others // PAGE + SLACK * len(files)
+    assert sum(map(cached_pages, files)) < sum(sizes) // 2
