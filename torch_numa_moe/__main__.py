@@ -1,10 +1,11 @@
-"""``python -m torch_numa_moe``: the demo, what the pool would do on this machine, and what it is worth."""
+"""``python -m torch_numa_moe``: the demo; what the pool would do here, what hinders it, what it is worth."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from torch_numa_moe.doctor.command import add_arguments as add_doctor_arguments
 from torch_numa_moe.study.command import add_arguments as add_study_arguments
 
 
@@ -24,6 +25,12 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     print(torch_numa_moe.plan())
     return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from torch_numa_moe.doctor import command
+
+    return command.run(arguments)
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -54,6 +61,10 @@ def main(argv: list[str] | None = None) -> int:
 
     plan = commands.add_parser("plan", help="show which workers and NUMA nodes would be used, and why")
     plan.set_defaults(run=_plan)
+
+    doctor = commands.add_parser("doctor", help="find what keeps the pool from running at full speed here")
+    add_doctor_arguments(doctor)
+    doctor.set_defaults(run=_doctor)
 
     bench = commands.add_parser("bench", help="measure what the split across NUMA nodes is worth here")
     add_study_arguments(bench)
