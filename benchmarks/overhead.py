@@ -40,6 +40,8 @@ COUNTERS = (
     "worker_parks",
     "wakes_sent",
     "wakes_skipped",
+    "late_tasks",
+    "late_tasks_won",
 )
 CALLS_PER_CHUNK = 100
 

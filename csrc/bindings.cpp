@@ -46,7 +46,8 @@ void bind_runtime(py::module_& module) {
       .def_readwrite("caller_helps", &PoolOptions::caller_helps)
       .def_readwrite("worker_spin_us", &PoolOptions::worker_spin_us)
       .def_readwrite("dispatcher_spin_us", &PoolOptions::dispatcher_spin_us)
-      .def_readwrite("dispatcher_yields", &PoolOptions::dispatcher_yields);
+      .def_readwrite("dispatcher_yields", &PoolOptions::dispatcher_yields)
+      .def_readwrite("late_after_us", &PoolOptions::late_after_us);
   py::class_<PoolCounters>(module, "PoolCounters")
       .def_readonly("dispatches", &PoolCounters::dispatches)
       .def_readonly("dispatcher_spins", &PoolCounters::dispatcher_spins)
@@ -54,7 +55,9 @@ void bind_runtime(py::module_& module) {
       .def_readonly("dispatcher_parks", &PoolCounters::dispatcher_parks)
       .def_readonly("worker_parks", &PoolCounters::worker_parks)
       .def_readonly("wakes_sent", &PoolCounters::wakes_sent)
-      .def_readonly("wakes_skipped", &PoolCounters::wakes_skipped);
+      .def_readonly("wakes_skipped", &PoolCounters::wakes_skipped)
+      .def_readonly("late_tasks", &PoolCounters::late_tasks)
+      .def_readonly("late_tasks_won", &PoolCounters::late_tasks_won);
   py::class_<WorkerState>(module, "WorkerState")
       .def_readonly("group", &WorkerState::group)
       .def_readonly("requested_cpu", &WorkerState::requested_cpu)
@@ -89,7 +92,7 @@ void bind_runtime(py::module_& module) {
   });
   module.def("workspace_bytes", [] {
     const auto runtime = running_runtime();
-    return runtime == nullptr ? int64_t{0} : runtime->workspace().bytes();
+    return runtime == nullptr ? int64_t{0} : runtime->workspace_bytes();
   });
   module.def("running_instruction_set", [] {
     const auto runtime = running_runtime();

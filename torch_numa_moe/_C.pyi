@@ -11,6 +11,7 @@ class PoolOptions:
     worker_spin_us: int
     dispatcher_spin_us: int
     dispatcher_yields: int
+    late_after_us: int
     def __init__(self) -> None: ...
 
 class PoolCounters:
@@ -28,6 +29,10 @@ class PoolCounters:
     def wakes_sent(self) -> int: ...
     @property
     def wakes_skipped(self) -> int: ...
+    @property
+    def late_tasks(self) -> int: ...
+    @property
+    def late_tasks_won(self) -> int: ...
 
 class WorkerState:
     @property

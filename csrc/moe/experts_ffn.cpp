@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "kernels/floating_point_mode.h"
@@ -30,6 +32,10 @@ constexpr int64_t kPanelsForFewRows = 16;
 constexpr int64_t kPanelsForManyRows = 4;
 constexpr int64_t kFewRows = 16;
 
+// With up to so many tokens, tasks can be run again when their thread has lost its CPU. With more, a call
+// takes so long that a scheduler's time slice hardly matters, and copying every result costs more.
+constexpr int64_t kMostRepeatableTokens = 64;
+
 // Tokens that one staging task converts, and rows that one gathering task copies.
 constexpr int64_t kBytesPerCopyTask = 64 << 10;
 
@@ -49,19 +55,43 @@ int64_t row_stride(int64_t elements, int64_t element_bytes) {
 // The phases of one layer, over one chunk of tokens.
 class FfnJob final : public Job {
  public:
-  FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels);
+  FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels,
+         std::shared_ptr<Workspace> workspace);
 
   const std::vector<Phase>& phases() const override { return phases_; }
   void run_task(const Task& task) override;
+  void commit_task(const Task& task) override;
 
  private:
   enum class Step : uint8_t { kStage, kGateUp, kGather, kDown };
 
-  void add_phase(Step step, std::vector<int32_t> tasks_per_group, Barrier barrier);
+  void add_phase(Step step, std::vector<int32_t> tasks_per_group, Barrier barrier, bool repeatable = false);
   void stage(const Task& task);
   void gate_up(const Task& task);
   void gather(const Task& task);
+  void commit_gate_up(const Task& task);
   void down(const Task& task);
+  void commit_down(const Task& task);
+
+  const GateUpTask& gate_up_work(const Task& task) const {
+    return gate_up_tasks_[static_cast<size_t>(task.group)][static_cast<size_t>(task.index)];
+  }
+  const DownTask& down_work(const Task& task) const {
+    return down_tasks_[static_cast<size_t>(task.group)][static_cast<size_t>(task.index)];
+  }
+  // Where a task writes: at once to where it is wanted, or where it waits for the commit.
+  struct Target {
+    char* data;
+    int64_t stride;  // bytes between rows
+  };
+  Target gate_up_target(const GateUpTask& work) const;
+  Target down_target(const DownTask& work) const;
+  int64_t gate_up_row_bytes(const GateUpTask& work) const {
+    return (work.block_end - work.block_begin) * kPanelWidth * activation_bytes_;
+  }
+  int64_t down_row_bytes(const DownTask& work) const;
+  Target pending_result(int thread, int64_t rows, int64_t row_bytes);
+  void commit_rows(int thread, int64_t rows, int64_t row_bytes, Target target);
 
   const char* staged_row(int64_t group, int64_t token) const;
   // Contiguous rows for a gate/up task: in place if they are, else copied to the worker's scratch.
@@ -69,14 +99,17 @@ class FfnJob final : public Job {
   // Where a slice's activations of a row begin.
   char* intermediate(int64_t slice, int64_t row) const;
 
-  const FfnArgs& args_;
+  const FfnArgs args_;
   const PackedWeights& weights_;
   const ExpertLayout& layout_;
+  Runtime& runtime_;
+  const std::shared_ptr<Workspace> workspace_owner_;
   Workspace& workspace_;
   const KernelTable& kernels_;
   const Routing routing_;
   const int64_t num_groups_;
   const int64_t activation_bytes_;
+  const bool repeatable_;
 
   std::vector<Phase> phases_;
   std::vector<Step> steps_;
@@ -108,15 +141,19 @@ std::vector<int32_t> task_counts(const auto& tasks) {
   return counts;
 }
 
-FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels)
+FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels,
+               std::shared_ptr<Workspace> workspace)
     : args_(args),
-      weights_(*args.weights),
-      layout_(args.weights->layout),
-      workspace_(runtime.workspace()),
+      weights_(args_.weights),
+      layout_(args_.weights.layout),
+      runtime_(runtime),
+      workspace_owner_(std::move(workspace)),
+      workspace_(*workspace_owner_),
       kernels_(kernels),
       routing_(args.top_k, layout_.num_experts),
       num_groups_(runtime.pool().num_groups()),
-      activation_bytes_(kernels_.activation_bytes) {
+      activation_bytes_(kernels_.activation_bytes),
+      repeatable_(args.top_k.num_tokens <= kMostRepeatableTokens) {
   const ThreadPool& pool = runtime.pool();
   std::vector<int> threads_in_group;
   for (int group = 0; group < pool.num_groups(); ++group) {
@@ -148,12 +185,18 @@ FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels
               std::vector<int32_t>(static_cast<size_t>(num_groups_),
                                    static_cast<int32_t>(divide_up(num_tokens, tokens_per_stage_task_))),
               Barrier::kGroup);
+  } else if (repeatable_) {
+    // Whoever is late may read them when the caller has long gone on.
+    const auto bytes = num_tokens * hidden_stride_ * activation_bytes_;
+    char* copy = workspace_.hidden_states().reserve(bytes);
+    std::memcpy(copy, args.hidden_states, static_cast<size_t>(bytes));
+    staged_.assign(static_cast<size_t>(num_groups_), copy);
   }
 
   const int64_t max_rows = std::clamp(kGatheredBytes / (hidden_stride_ * activation_bytes_),
                                       kFewestGatheredRows, kMostGatheredRows);
   gate_up_tasks_ = plan_gate_up(layout_, routing_, threads_in_group, max_rows);
-  add_phase(Step::kGateUp, task_counts(gate_up_tasks_), Barrier::kPool);
+  add_phase(Step::kGateUp, task_counts(gate_up_tasks_), Barrier::kPool, repeatable_);
 
   const int64_t num_rows = routing_.num_rows();
   const int64_t channels = layout_.intermediate_blocks() * kPanelWidth;
@@ -202,12 +245,12 @@ FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels
   }
 
   down_tasks_ = plan_down(layout_, routing_, num_tokens, threads_in_group, kMostDownTokens);
-  add_phase(Step::kDown, task_counts(down_tasks_), Barrier::kPool);
+  add_phase(Step::kDown, task_counts(down_tasks_), Barrier::kPool, repeatable_);
 }
 
-void FfnJob::add_phase(Step step, std::vector<int32_t> tasks_per_group, Barrier barrier) {
+void FfnJob::add_phase(Step step, std::vector<int32_t> tasks_per_group, Barrier barrier, bool repeatable) {
   steps_.push_back(step);
-  phases_.push_back({std::move(tasks_per_group), barrier});
+  phases_.push_back({std::move(tasks_per_group), barrier, repeatable});
 }
 
 void FfnJob::run_task(const Task& task) {
@@ -217,6 +260,22 @@ void FfnJob::run_task(const Task& task) {
     case Step::kGateUp: return gate_up(task);
     case Step::kGather: return gather(task);
     case Step::kDown: return down(task);
+  }
+}
+
+void FfnJob::commit_task(const Task& task) {
+  steps_[static_cast<size_t>(task.phase)] == Step::kGateUp ? commit_gate_up(task) : commit_down(task);
+}
+
+FfnJob::Target FfnJob::pending_result(int thread, int64_t rows, int64_t row_bytes) {
+  return {runtime_.thread_scratch(thread).result.reserve(rows * row_bytes), row_bytes};
+}
+
+void FfnJob::commit_rows(int thread, int64_t rows, int64_t row_bytes, Target target) {
+  const Target pending = pending_result(thread, rows, row_bytes);
+  for (int64_t row = 0; row < rows; ++row) {
+    std::memcpy(target.data + row * target.stride, pending.data + row * pending.stride,
+                static_cast<size_t>(row_bytes));
   }
 }
 
@@ -252,7 +311,7 @@ const char* FfnJob::contiguous_rows(const Task& task, const GateUpTask& work) {
   }
   if (contiguous) return staged_row(task.group, first_token);
   const int64_t row_bytes = hidden_stride_ * activation_bytes_;
-  char* rows_copy = workspace_.thread(task.thread).rows.reserve(rows * row_bytes);
+  char* rows_copy = runtime_.thread_scratch(task.thread).rows.reserve(rows * row_bytes);
   const int64_t used_bytes = round_up(layout_.hidden_size, k_group(layout_.format)) * activation_bytes_;
   for (int64_t row = 0; row < rows; ++row) {
     std::memcpy(rows_copy + row * row_bytes, staged_row(task.group, routing_.token(work.row_begin + row)),
@@ -261,8 +320,18 @@ const char* FfnJob::contiguous_rows(const Task& task, const GateUpTask& work) {
   return rows_copy;
 }
 
+FfnJob::Target FfnJob::gate_up_target(const GateUpTask& work) const {
+  return {intermediate(work.slice, work.row_begin) + work.block_begin * kPanelWidth * activation_bytes_,
+          parts_[static_cast<size_t>(work.slice)].stride * activation_bytes_};
+}
+
+void FfnJob::commit_gate_up(const Task& task) {
+  const GateUpTask& work = gate_up_work(task);
+  commit_rows(task.thread, work.row_end - work.row_begin, gate_up_row_bytes(work), gate_up_target(work));
+}
+
 void FfnJob::gate_up(const Task& task) {
-  const GateUpTask& work = gate_up_tasks_[static_cast<size_t>(task.group)][static_cast<size_t>(task.index)];
+  const GateUpTask& work = gate_up_work(task);
   const int64_t rows = work.row_end - work.row_begin;
   const int64_t expert = routing_.expert(work.active);
   const int64_t panels_per_block = layout_.panels_per_gate_up_block();
@@ -270,7 +339,9 @@ void FfnJob::gate_up(const Task& task) {
   const int64_t blocks_at_once = std::max<int64_t>(1, panels_at_once / panels_per_block);
   const int64_t tile_stride = blocks_at_once * panels_per_block * kPanelWidth;
   const char* x = contiguous_rows(task, work);
-  float* tile = workspace_.thread(task.thread).tile.reserve_elements<float>(rows * tile_stride);
+  float* tile = runtime_.thread_scratch(task.thread).tile.reserve_elements<float>(rows * tile_stride);
+  const Target target =
+      repeatable_ ? pending_result(task.thread, rows, gate_up_row_bytes(work)) : gate_up_target(work);
 
   for (int64_t block = work.block_begin; block < work.block_end; block += blocks_at_once) {
     const int64_t blocks = std::min(blocks_at_once, work.block_end - block);
@@ -296,8 +367,8 @@ void FfnJob::gate_up(const Task& task) {
     activate.bias = weights_.gate_up_bias_block(work.slice, expert, block);
     activate.rows = rows;
     activate.num_blocks = blocks;
-    activate.out = intermediate(work.slice, work.row_begin) + block * kPanelWidth * activation_bytes_;
-    activate.out_stride = parts_[static_cast<size_t>(work.slice)].stride;
+    activate.out = target.data + (block - work.block_begin) * kPanelWidth * activation_bytes_;
+    activate.out_stride = target.stride / activation_bytes_;
     kernels_.activate(activate);
   }
 }
@@ -315,9 +386,31 @@ void FfnJob::gather(const Task& task) {
   }
 }
 
+FfnJob::Target FfnJob::down_target(const DownTask& work) const {
+  const int64_t element_bytes = data_type_bytes(args_.hidden_states_type);
+  const int64_t channel =
+      (slice_blocks(layout_.hidden_blocks(), layout_.num_slices, work.slice).begin + work.block_begin) *
+      kPanelWidth;
+  return {
+      static_cast<char*>(args_.output) + (work.token_begin * layout_.hidden_size + channel) * element_bytes,
+      layout_.hidden_size * element_bytes};
+}
+
+// The last block of all may reach beyond hidden_size.
+int64_t FfnJob::down_row_bytes(const DownTask& work) const {
+  const int64_t first = slice_blocks(layout_.hidden_blocks(), layout_.num_slices, work.slice).begin;
+  const int64_t end = std::min((first + work.block_end) * kPanelWidth, layout_.hidden_size);
+  return (end - (first + work.block_begin) * kPanelWidth) * data_type_bytes(args_.hidden_states_type);
+}
+
+void FfnJob::commit_down(const Task& task) {
+  const DownTask& work = down_work(task);
+  commit_rows(task.thread, work.token_end - work.token_begin, down_row_bytes(work), down_target(work));
+}
+
 void FfnJob::down(const Task& task) {
-  const DownTask& work = down_tasks_[static_cast<size_t>(task.group)][static_cast<size_t>(task.index)];
-  ThreadScratch& scratch = workspace_.thread(task.thread);
+  const DownTask& work = down_work(task);
+  ThreadScratch& scratch = runtime_.thread_scratch(task.thread);
   const int64_t tokens = work.token_end - work.token_begin;
   const bool all_tokens = tokens == args_.top_k.num_tokens;
   const int64_t blocks_at_once = tokens <= kFewRows ? kPanelsForFewRows : kPanelsForManyRows;
@@ -326,6 +419,8 @@ void FfnJob::down(const Task& task) {
       slice_blocks(layout_.hidden_blocks(), layout_.num_slices, work.slice).begin * kPanelWidth;
   const int64_t element_bytes = data_type_bytes(args_.hidden_states_type);
   float* sums = scratch.accumulator.reserve_elements<float>(tokens * stride);
+  const Target target =
+      repeatable_ ? pending_result(task.thread, tokens, down_row_bytes(work)) : down_target(work);
 
   for (int64_t block = work.block_begin; block < work.block_end; block += blocks_at_once) {
     const int64_t blocks = std::min(blocks_at_once, work.block_end - block);
@@ -361,8 +456,8 @@ void FfnJob::down(const Task& task) {
     const int64_t channel = first_channel + block * kPanelWidth;
     const int64_t channels = std::min(width, layout_.hidden_size - channel);
     for (int64_t token = 0; token < tokens; ++token) {
-      char* out = static_cast<char*>(args_.output) +
-                  ((work.token_begin + token) * layout_.hidden_size + channel) * element_bytes;
+      char* out =
+          target.data + token * target.stride + (block - work.block_begin) * kPanelWidth * element_bytes;
       kernels_.store_row(sums + token * stride, channels, args_.hidden_states_type, out);
     }
   }
@@ -370,7 +465,7 @@ void FfnJob::down(const Task& task) {
 
 // Tokens per chunk, so that a group's scratch stays near kChunkBytes.
 int64_t tokens_per_chunk(const FfnArgs& args) {
-  const ExpertLayout& layout = args.weights->layout;
+  const ExpertLayout& layout = args.weights.layout;
   const int64_t bytes_per_token =
       4 * (layout.hidden_size + 2 * args.top_k.top_k * layout.intermediate_blocks() * kPanelWidth);
   return std::max<int64_t>(kFewRows, kChunkBytes / bytes_per_token);
@@ -386,10 +481,10 @@ void run_experts_ffn(Runtime& runtime, const FfnArgs& args) {
   const StandardFloatingPoint mode;
   const int64_t num_tokens = args.top_k.num_tokens;
   const int64_t chunk = tokens_per_chunk(args);
-  const int64_t hidden_size = args.weights->layout.hidden_size;
+  const int64_t hidden_size = args.weights.layout.hidden_size;
   const int64_t element_bytes = data_type_bytes(args.hidden_states_type);
   // Chosen once for all chunks, by what doesn't depend on where they are cut.
-  const ExpertLayout& layout = args.weights->layout;
+  const ExpertLayout& layout = args.weights.layout;
   const int64_t rows_per_expert = num_tokens * args.top_k.top_k / layout.num_experts;
   const KernelTable& kernels =
       kernel_table_for_rows(layout.format, runtime.instruction_set(), rows_per_expert);
@@ -402,8 +497,7 @@ void run_experts_ffn(Runtime& runtime, const FfnArgs& args) {
     part.top_k.weights = advance(args.top_k.weights, position, data_type_bytes(args.top_k.weights_type));
     part.hidden_states = advance(args.hidden_states, begin * hidden_size, element_bytes);
     part.output = static_cast<char*>(args.output) + begin * hidden_size * element_bytes;
-    FfnJob job(runtime, part, kernels);
-    runtime.pool().run(job);
+    runtime.pool().run(std::make_shared<FfnJob>(runtime, part, kernels, runtime.workspace()));
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "kernels/kernels.h"
 #include "moe/expert_layout.h"
@@ -23,7 +24,9 @@ struct FfnArgs {
   DataType hidden_states_type;
   TopK top_k;
   ActivationSpec activation;
-  const PackedWeights* weights;
+  PackedWeights weights;
+  std::shared_ptr<const void>
+      weights_owner;  // keeps them: a late thread of the pool may read them afterwards
   void* output;  // [num_tokens, hidden_size], contiguous, type of hidden_states
 };
 

@@ -46,13 +46,29 @@ RuntimeOptions default_options() {
 
 }  // namespace
 
-Runtime::Runtime(RuntimeOptions options)
-    : options_(std::move(options)),
-      pool_(options_.pool),
-      workspace_(options_.node_per_group, pool_.num_threads()) {
+Runtime::Runtime(RuntimeOptions options) : options_(std::move(options)), pool_(options_.pool) {
   if (options_.node_per_group.size() != options_.pool.cpus_per_group.size()) {
     throw std::invalid_argument("node_per_group must have one entry per group of workers");
   }
+  for (int thread = 0; thread < pool_.num_threads(); ++thread) {
+    thread_scratch_.push_back(std::make_unique<ThreadScratch>());
+  }
+}
+
+std::shared_ptr<Workspace> Runtime::workspace() {
+  pool_.release_late_jobs();
+  for (const std::shared_ptr<Workspace>& workspace : workspaces_) {
+    if (workspace.use_count() == 1) return workspace;
+  }
+  return workspaces_.emplace_back(std::make_shared<Workspace>(options_.node_per_group));
+}
+
+int64_t Runtime::workspace_bytes() {
+  const std::lock_guard lock(workspace_mutex_);
+  int64_t total = 0;
+  for (const auto& workspace : workspaces_) total += workspace->bytes();
+  for (const auto& scratch : thread_scratch_) total += scratch->bytes();
+  return total;
 }
 
 std::shared_ptr<Runtime> running_runtime() {

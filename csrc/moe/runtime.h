@@ -30,16 +30,21 @@ class Runtime {
   const RuntimeOptions& options() const { return options_; }
   InstructionSet instruction_set() const { return options_.instruction_set; }
 
-  // The workspace belongs to one layer at a time: hold the lock from planning until the output is
-  // written.
+  // One layer computes at a time: hold the lock from planning until the output is written.
   std::mutex& workspace_mutex() { return workspace_mutex_; }
-  Workspace& workspace() { return workspace_; }
+  // One that nobody else holds. Under the lock, and so is letting go of it. There is one, and one more for
+  // each layer that a late thread of the pool is still in.
+  std::shared_ptr<Workspace> workspace();
+  ThreadScratch& thread_scratch(int thread) { return *thread_scratch_[static_cast<size_t>(thread)]; }
+  // Of all scratch. Takes the lock.
+  int64_t workspace_bytes();
 
  private:
   RuntimeOptions options_;
-  ThreadPool pool_;
   std::mutex workspace_mutex_;
-  Workspace workspace_;
+  std::vector<std::shared_ptr<Workspace>> workspaces_;
+  std::vector<std::unique_ptr<ThreadScratch>> thread_scratch_;
+  ThreadPool pool_;  // the last, so that its threads are gone before what they use
 };
 
 // The running runtime; starts one if there is none (first use, or first use after a fork).

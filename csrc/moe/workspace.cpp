@@ -19,18 +19,18 @@ int64_t ScratchBuffer::capacity() const {
   return region_ == nullptr ? 0 : static_cast<int64_t>(region_->slice_bytes());
 }
 
-Workspace::Workspace(const std::vector<int>& node_per_group, int num_threads) {
+int64_t ThreadScratch::bytes() const {
+  return rows.capacity() + tile.capacity() + accumulator.capacity() + result.capacity();
+}
+
+Workspace::Workspace(const std::vector<int>& node_per_group) {
   for (const int node : node_per_group) groups_.push_back(std::make_unique<GroupScratch>(node));
-  for (int i = 0; i < num_threads; ++i) threads_.push_back(std::make_unique<ThreadScratch>());
 }
 
 int64_t Workspace::bytes() const {
-  int64_t total = 0;
+  int64_t total = hidden_states_.capacity();
   for (const auto& group : groups_) {
     total += group->staged.capacity() + group->intermediate.capacity() + group->gathered.capacity();
-  }
-  for (const auto& thread : threads_) {
-    total += thread->rows.capacity() + thread->tile.capacity() + thread->accumulator.capacity();
   }
   return total;
 }

@@ -1,6 +1,6 @@
-// Memory that the layers of a process share while they compute: per group (on the group's node) and per
-// thread. It grows to the largest need so far and is kept; callers bound that need by cutting long
-// inputs into chunks.
+// Memory that the layers of a process share while they compute: per group (on the group's node), of one layer
+// at a time, and per thread. It grows to the largest need so far and is kept; callers bound that need by
+// cutting long inputs into chunks.
 #pragma once
 
 #include <cstdint>
@@ -30,29 +30,31 @@ class ScratchBuffer {
 
 struct GroupScratch {
   explicit GroupScratch(int node) : staged(node), intermediate(node), gathered(node) {}
-  ScratchBuffer staged;        // hidden states in the kernels' activation type
+  ScratchBuffer staged;  // hidden states in the kernels' activation type
   ScratchBuffer intermediate;  // activations that this group's slices computed
-  ScratchBuffer gathered;      // all slices' activations, when there are several groups
+  ScratchBuffer gathered;  // all slices' activations, when there are several groups
 };
 
 // Grown only by the thread itself, inside a task.
 struct ThreadScratch {
-  ScratchBuffer rows;         // one expert's rows of hidden states, contiguous
-  ScratchBuffer tile;         // fp32 output of a gemm
+  ScratchBuffer rows;  // one expert's rows of hidden states, contiguous
+  ScratchBuffer tile;  // fp32 output of a gemm
   ScratchBuffer accumulator;  // fp32 weighted sums
+  ScratchBuffer result;  // of a task that isn't committed yet
+  int64_t bytes() const;
 };
 
 class Workspace {
  public:
   // node_per_group: a NUMA node, or -1 for anywhere.
-  Workspace(const std::vector<int>& node_per_group, int num_threads);
+  explicit Workspace(const std::vector<int>& node_per_group);
   GroupScratch& group(int64_t index) { return *groups_[static_cast<size_t>(index)]; }
-  ThreadScratch& thread(int index) { return *threads_[static_cast<size_t>(index)]; }
+  ScratchBuffer& hidden_states() { return hidden_states_; }  // a copy of the input
   int64_t bytes() const;
 
  private:
   std::vector<std::unique_ptr<GroupScratch>> groups_;
-  std::vector<std::unique_ptr<ThreadScratch>> threads_;
+  ScratchBuffer hidden_states_;
 };
 
 }  // namespace numa_moe

@@ -3,7 +3,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -83,7 +85,9 @@ Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor
   args.top_k = {ids.const_data_ptr(), index_type, scales.const_data_ptr(),
                 weights_type,         num_tokens, ids.size(1)};
   args.activation = spec;
-  args.weights = &weights;
+  args.weights = weights;
+  args.weights_owner = std::make_shared<const std::array<std::optional<Tensor>, 4>>(
+      std::array<std::optional<Tensor>, 4>{gate_up_proj, down_proj, gate_up_bias, down_bias});
   args.output = output.mutable_data_ptr();
 
   const int64_t negative = first_negative_id(args.top_k);

@@ -9,6 +9,7 @@ namespace numa_moe {
 
 // Throw std::invalid_argument, which names the argument, what it was and what is accepted.
 void check_options(const PoolOptions& options);
-void check_phases(const std::vector<Phase>& phases, int num_groups);
+// may_repeat: whether the job may have repeatable phases.
+void check_phases(const std::vector<Phase>& phases, int num_groups, bool may_repeat);
 
 }  // namespace numa_moe

@@ -45,14 +45,14 @@ class ClaimWord {
     return word_.compare_exchange_weak(seen, seen - 1, std::memory_order_acquire, std::memory_order_relaxed);
   }
 
-  // Claims one of the open tasks. Returns how many were unclaimed before, this one included: 0 if none
-  // is left.
-  int32_t claim() {
+  // Claims one of the open tasks. Returns the word as it was before, this task still unclaimed; one without
+  // unclaimed tasks if none is left.
+  Value claim() {
     for (;;) {
       const Value seen = word_.load(std::memory_order_relaxed);  // what it says is checked by the exchange
-      if (unclaimed(seen) == 0) return 0;
+      if (unclaimed(seen) == 0) return seen;
       stall(StallPoint::kBeforeClaim);
-      if (claim_if_unchanged(seen)) return unclaimed(seen);
+      if (claim_if_unchanged(seen)) return seen;
     }
   }
 

@@ -14,11 +14,13 @@ class Job;
 struct Group {
   // Claimed from by all threads of the group. The rest of its line describes the open phase: written by
   // the opener before claim.open(), read after a claim and until that task is reported, during which the
-  // phase can't end. Whoever claims has the line already.
+  // phase can't end. Whoever claims has the line already. Atomic for those who visit another thread's task:
+  // they may read while the next phase is written, and find out afterwards.
   alignas(kSharingDistance) ClaimWord claim;
-  Job* job = nullptr;
-  int phase = 0;
-  int32_t num_tasks = 0;
+  std::atomic<Job*> job{nullptr};
+  std::atomic<int> phase{0};
+  std::atomic<int32_t> num_tasks{0};
+  std::atomic<bool> repeatable{false};
 
   // Tasks of the open phase not yet reported as finished. Apart from the claims: a thread that reports
   // shouldn't take the line from those that still claim.

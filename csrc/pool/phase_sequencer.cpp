@@ -1,42 +1,80 @@
 #include "pool/phase_sequencer.h"
 
+#include <algorithm>
+#include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "pool/stall_points.h"
 
 namespace numa_moe {
 
-PhaseSequencer::PhaseSequencer(int num_groups, bool caller_helps)
-    : num_groups_(num_groups), caller_helps_(caller_helps), groups_(static_cast<std::size_t>(num_groups)) {}
+PhaseSequencer::PhaseSequencer(const std::vector<int>& workers_per_group, bool caller_helps)
+    : num_groups_(static_cast<int>(workers_per_group.size())),
+      caller_helps_(caller_helps),
+      first_thread_{0},
+      slots_(static_cast<std::size_t>(std::accumulate(workers_per_group.begin(), workers_per_group.end(), 0) +
+                                      (caller_helps ? 1 : 0))),
+      groups_(workers_per_group.size()) {
+  for (const int workers : workers_per_group) first_thread_.push_back(first_thread_.back() + workers);
+}
 
 void PhaseSequencer::start(Job& job, const std::vector<Phase>& phases, ThreadCounters& counters) {
-  // Plain and relaxed writes: the threads of the job before have reported and left, and those of this
-  // one come in through a claim, which acquires what its opening released.
+  // Plain and relaxed writes: the threads of the job before have reported and left (or are late in it, and
+  // look at none of this), and those of this one come in through a claim, which acquires what its opening
+  // released.
   job_ = &job;
   phases_ = &phases;
   failed_.store(false, std::memory_order_relaxed);
+  visitors_.store(0, std::memory_order_relaxed);
   completion_.arm();
   open_all(0, counters);
 }
 
 void PhaseSequencer::run_tasks(int group_index, int thread, ThreadCounters& counters) {
   Group& group = this->group(group_index);
+  TaskSlot& own = slot(thread);
   for (;;) {
     int32_t finished = 0;
-    while (const int32_t unclaimed = group.claim.claim()) {
-      run_task(*group.job, {group.phase, group_index, group.num_tasks - unclaimed, thread});
-      ++finished;
+    int phase = 0;
+    for (;;) {
+      const ClaimWord::Value claimed = group.claim.claim();
+      const int32_t unclaimed = ClaimWord::unclaimed(claimed);
+      if (unclaimed == 0) break;
+      // Relaxed: the claim has acquired them, and they stay until the task is reported, which nobody else
+      // does before it is shown in the slot.
+      Job& job = *group.job.load(std::memory_order_relaxed);
+      phase = group.phase.load(std::memory_order_relaxed);
+      const int32_t index = group.num_tasks.load(std::memory_order_relaxed) - unclaimed;
+      const Task task{phase, group_index, index, thread};
+      if (!group.repeatable.load(std::memory_order_relaxed)) {
+        run_task(job, task);
+        ++finished;
+        continue;
+      }
+      const TaskSlot::Value shown = TaskSlot::started(ClaimWord::epoch(claimed), index, finished);
+      const auto begin = std::chrono::steady_clock::now();
+      own.start(shown);
+      // Taken: whoever took it has reported it, and with it those finished before. The phase may be over.
+      finished = run_repeatable_task(job, task, shown) ? finished + 1 : 0;
+      own.last_task_ns =
+          std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin)
+              .count();
+      if (finished == TaskSlot::kMostUnreported) break;
     }
     if (finished == 0) return;
     // Reported together, once there is nothing more to claim: the phase can't end meanwhile, and each
     // thread writes to the shared count once per phase instead of once per task.
-    const int phase = group.phase;
-    stall(StallPoint::kBeforeReport);
-    // Release: what the tasks wrote. Acquire: if this is the last report, what all other tasks of the
-    // group wrote (their reports are read-modify-writes, one release sequence).
-    if (group.unfinished.fetch_sub(finished, std::memory_order_acq_rel) != finished) return;
-    finish_group_phase(group_index, phase, counters);
+    report(group_index, phase, finished, counters);
   }
+}
+
+void PhaseSequencer::report(int group_index, int phase, int32_t finished, ThreadCounters& counters) {
+  stall(StallPoint::kBeforeReport);
+  // Release: what the tasks wrote. Acquire: if this is the last report, what all other tasks of the
+  // group wrote (their reports are read-modify-writes, one release sequence).
+  if (group(group_index).unfinished.fetch_sub(finished, std::memory_order_acq_rel) != finished) return;
+  finish_group_phase(group_index, phase, counters);
 }
 
 void PhaseSequencer::run_task(Job& job, const Task& task) {
@@ -44,9 +82,101 @@ void PhaseSequencer::run_task(Job& job, const Task& task) {
   try {
     job.run_task(task);
   } catch (...) {
-    if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::current_exception();
+    fail(std::current_exception());
   }
   // An exception that lost against another one is gone by here; the winner's last reference is error_'s.
+}
+
+// By the thread that has shown the task in its slot. False if another one has taken it.
+bool PhaseSequencer::run_repeatable_task(Job& job, const Task& task, TaskSlot::Value shown) {
+  TaskSlot& own = slot(task.thread);
+  std::exception_ptr error;
+  const bool skipped = failed_.load(std::memory_order_relaxed);
+  if (!skipped) {
+    try {
+      stall(StallPoint::kInTask);
+      job.run_task(task);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (!own.finish(shown)) return false;
+  if (error != nullptr) {
+    fail(std::move(error));
+  } else if (!skipped) {
+    job.commit_task(task);
+  }
+  return true;
+}
+
+void PhaseSequencer::fail(std::exception_ptr error) {
+  if (!failed_.exchange(true, std::memory_order_relaxed)) error_ = std::move(error);
+}
+
+// Whether visit(slot) is true of some thread of the group but this one.
+template <typename Visit>
+bool PhaseSequencer::any_other_slot(int group, int thread, Visit visit) {
+  const auto index = static_cast<std::size_t>(group);
+  for (int other = first_thread_[index]; other < first_thread_[index + 1]; ++other) {
+    if (other != thread && visit(slot(other))) return true;
+  }
+  const int caller = first_thread_.back();
+  return group == 0 && caller_helps_ && caller != thread && visit(slot(caller));
+}
+
+int64_t PhaseSequencer::microseconds_to_lateness(int group_index, int thread, int64_t least) {
+  const uint32_t epoch = ClaimWord::epoch(group(group_index).claim.read());
+  const bool waiting = any_other_slot(group_index, thread, [epoch](const TaskSlot& other) {
+    return TaskSlot::can_be_taken(other.read(), epoch);
+  });
+  return waiting ? std::max(least, 2 * slot(thread).last_task_ns / 1000) : -1;
+}
+
+bool PhaseSequencer::rerun_late_task(int group_index, int thread, ThreadCounters& counters) {
+  Group& group = this->group(group_index);
+  const uint32_t epoch = ClaimWord::epoch(group.claim.read());
+  // Acquire: not read after the look below. If the task is still there by then, the phase was open all the
+  // while, and these are its own.
+  Job* const job = group.job.load(std::memory_order_acquire);
+  const int phase = group.phase.load(std::memory_order_acquire);
+  TaskSlot& own = slot(thread);
+  return any_other_slot(group_index, thread, [&](TaskSlot& other) {
+    const TaskSlot::Value shown = other.read();
+    if (!TaskSlot::can_be_taken(shown, epoch)) return false;
+    own.visit(epoch);
+    visitors_.fetch_add(1, std::memory_order_seq_cst);
+    stall(StallPoint::kBeforeLook);
+    if (other.read() != shown) {
+      own.leave();
+      return false;
+    }
+    counters.late_tasks.add();
+    const Task task{phase, group_index, TaskSlot::index(shown), thread};
+    std::exception_ptr error;
+    const bool skipped = failed_.load(std::memory_order_relaxed);
+    if (!skipped) {
+      try {
+        stall(StallPoint::kInVisit);
+        job->run_task(task);
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }
+    if (!other.take(shown)) {
+      own.leave();
+      return true;
+    }
+    counters.late_tasks_won.add();
+    if (error != nullptr) {
+      fail(std::move(error));
+    } else if (!skipped) {
+      job->commit_task(task);
+    }
+    // Left before the report, like everyone: with it the job may be complete.
+    own.leave();
+    report(group_index, phase, TaskSlot::unreported(shown) + 1, counters);
+    return true;
+  });
 }
 
 std::exception_ptr PhaseSequencer::take_error() { return std::exchange(error_, nullptr); }
@@ -105,11 +235,12 @@ void PhaseSequencer::open_all(int phase, ThreadCounters& counters) {
 
 void PhaseSequencer::open(int group_index, int phase, int32_t num_tasks, ThreadCounters& counters) {
   Group& group = this->group(group_index);
-  // Plain writes: everyone who claimed in the group's phase before has reported, and this thread has
-  // acquired the reports. Published by the opening's release.
-  group.job = job_;
-  group.phase = phase;
-  group.num_tasks = num_tasks;
+  // Relaxed: everyone who claimed in the group's phase before has reported, or others have for it, and this
+  // thread has acquired the reports. Published by the opening's release.
+  group.job.store(job_, std::memory_order_relaxed);
+  group.phase.store(phase, std::memory_order_relaxed);
+  group.num_tasks.store(num_tasks, std::memory_order_relaxed);
+  group.repeatable.store((*phases_)[static_cast<std::size_t>(phase)].repeatable, std::memory_order_relaxed);
   group.unfinished.store(num_tasks, std::memory_order_relaxed);
   const bool sleepers = group.claim.open(num_tasks);
   stall(StallPoint::kBeforeWake);

@@ -19,6 +19,7 @@
 #include "pool/group.h"
 #include "pool/own_page.h"
 #include "pool/padded.h"
+#include "pool/task_slot.h"
 #include "pool/thread_counters.h"
 #include "pool/thread_pool.h"
 
@@ -26,8 +27,9 @@ namespace numa_moe {
 
 class PhaseSequencer {
  public:
-  // caller_helps: completion() has to be recalled by those who open a phase of group 0.
-  PhaseSequencer(int num_groups, bool caller_helps);
+  // workers_per_group: threads are numbered through the groups. caller_helps: one more thread, the last, is
+  // of group 0, and completion() has to be recalled by those who open a phase of it.
+  PhaseSequencer(const std::vector<int>& workers_per_group, bool caller_helps);
 
   // The memory of a group's shared state, for a thread of the group to touch first, and then construct().
   OwnPage<Group>& group_page(int group) { return groups_[static_cast<std::size_t>(group)]; }
@@ -40,6 +42,18 @@ class PhaseSequencer {
 
   // Claims and runs tasks of the group until none is left to claim. By threads of this group.
   void run_tasks(int group, int thread, ThreadCounters& counters);
+
+  // How long a thread of the group with nothing to claim should wait before it visits others' tasks: its own
+  // last one twice over, since theirs are about as large, but no less than `least`. Microseconds; -1 if
+  // nobody is in a task that can be run again.
+  int64_t microseconds_to_lateness(int group, int thread, int64_t least);
+  // Runs again what another thread of the group has started and not finished. By a thread of the group with
+  // nothing to claim. False if there was no such task.
+  bool rerun_late_task(int group, int thread, ThreadCounters& counters);
+  // Whether somebody has visited a task of the job, so that threads may be late in it. After completion, by
+  // the thread that called start().
+  bool was_visited() const { return visitors_.load(std::memory_order_seq_cst) != 0; }
+  const std::vector<TaskSlot>& slots() const { return slots_; }
 
   // What the first task that failed threw, or null. After completion, by the thread that called start().
   std::exception_ptr take_error();
@@ -60,9 +74,18 @@ class PhaseSequencer {
   void open_all(int phase, ThreadCounters& counters);
   void complete(ThreadCounters& counters);
   void run_task(Job& job, const Task& task);
+  bool run_repeatable_task(Job& job, const Task& task, TaskSlot::Value shown);
+  void report(int group, int phase, int32_t finished, ThreadCounters& counters);
+  void fail(std::exception_ptr error);
+  TaskSlot& slot(int thread) { return slots_[static_cast<std::size_t>(thread)]; }
+  template <typename Visit>
+  bool any_other_slot(int group, int thread, Visit visit);
 
   const int num_groups_;
   const bool caller_helps_;
+  std::vector<int> first_thread_;  // of each group, and the end
+
+  std::vector<TaskSlot> slots_;  // of each thread
 
   // Constant during a job: written by start(), read by those who open phases.
   Job* job_ = nullptr;
@@ -72,6 +95,9 @@ class PhaseSequencer {
   // work. error_ is written by the thread that sets it, and read after completion.
   alignas(kSharingDistance) std::atomic<bool> failed_{false};
   std::exception_ptr error_;
+
+  // Since start(). Hardly ever written.
+  alignas(kSharingDistance) std::atomic<uint32_t> visitors_{0};
 
   alignas(kSharingDistance) std::atomic<int> groups_left_{0};
   alignas(kSharingDistance) CompletionSignal completion_;

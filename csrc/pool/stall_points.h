@@ -8,6 +8,9 @@ namespace numa_moe {
 enum class StallPoint {
   kBeforeClaim,         // between reading a claim word and the compare-exchange
   kBeforeReport,        // tasks run, not yet counted as finished
+  kInTask,              // in a repeatable task that this thread has claimed
+  kInVisit,             // in another thread's task
+  kBeforeLook,          // shown as a visitor, not yet looked whether the task is still there
   kBeforeArrival,       // the group is finished, the countdown of groups not yet decremented
   kBeforeOpening,       // the countdown came to zero, the next phase is not yet open
   kBeforeWake,          // a phase is open or the job complete, sleepers not yet woken

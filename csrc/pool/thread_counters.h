@@ -30,6 +30,8 @@ struct alignas(kSharingDistance) ThreadCounters {
   Counter worker_parks;
   Counter wakes_sent;
   Counter wakes_skipped;
+  Counter late_tasks;
+  Counter late_tasks_won;
 
   void add_to(PoolCounters& totals) const {
     totals.dispatches += dispatches.value();
@@ -39,6 +41,8 @@ struct alignas(kSharingDistance) ThreadCounters {
     totals.worker_parks += worker_parks.value();
     totals.wakes_sent += wakes_sent.value();
     totals.wakes_skipped += wakes_skipped.value();
+    totals.late_tasks += late_tasks.value();
+    totals.late_tasks_won += late_tasks_won.value();
   }
 };
 

@@ -13,6 +13,8 @@
 #include <utility>
 
 #include "pool/arguments.h"
+#include "pool/late_jobs.h"
+#include "pool/late_tasks.h"
 #include "pool/membership.h"
 #include "pool/phase_sequencer.h"
 #include "pool/spin.h"
@@ -32,6 +34,12 @@ int count_workers(const PoolOptions& options) {
   std::size_t count = 0;
   for (const auto& cpus : options.cpus_per_group) count += cpus.size();
   return static_cast<int>(count);
+}
+
+std::vector<int> workers_per_group(const PoolOptions& options) {
+  std::vector<int> counts;
+  for (const auto& cpus : options.cpus_per_group) counts.push_back(static_cast<int>(cpus.size()));
+  return counts;
 }
 
 // Threads started in its scope never handle a signal: those for the process (Ctrl-C) go to the program's
@@ -62,7 +70,9 @@ void run_inline(Job& job, const std::vector<Phase>& phases, int thread) {
     const std::vector<int32_t>& counts = phases[phase].tasks_per_group;
     for (std::size_t group = 0; group < counts.size(); ++group) {
       for (int32_t index = 0; index < counts[group]; ++index) {
-        job.run_task({static_cast<int>(phase), static_cast<int>(group), index, thread});
+        const Task task{static_cast<int>(phase), static_cast<int>(group), index, thread};
+        job.run_task(task);
+        if (phases[phase].repeatable) job.commit_task(task);
       }
     }
   }
@@ -77,7 +87,9 @@ class ThreadPool::Implementation {
   Implementation(const Implementation&) = delete;
   Implementation& operator=(const Implementation&) = delete;
 
-  void run(Job& job);
+  void run(Job& job) { run(job, nullptr); }
+  void run(std::shared_ptr<Job> job);
+  std::size_t release_late_jobs();
 
   const PoolOptions& options() const { return options_; }
   int num_workers() const { return num_workers_; }
@@ -90,9 +102,10 @@ class ThreadPool::Implementation {
   void release_workers();
   void join_workers();
   bool every_worker_has_its_own_cpu() const;
+  void run(Job& job, std::shared_ptr<Job> owner);
   void dispatch(Job& job, const std::vector<Phase>& phases);
   template <typename Condition>
-  void wait_until(Condition condition, int64_t& yields_left);
+  void wait_until(Condition condition, int64_t& yields_left, int64_t late_after_us);
   template <typename Condition>
   void park_until(Condition condition);
 
@@ -102,6 +115,7 @@ class ThreadPool::Implementation {
   WorkerContext context_;
   bool workers_spin_ = false;
   std::vector<Worker> workers_;
+  LateJobs late_jobs_;  // under the mutex
 
   std::mutex dispatching_;              // held while a job runs
   ThreadCounters dispatcher_counters_;  // written under the mutex
@@ -110,7 +124,7 @@ class ThreadPool::Implementation {
 ThreadPool::Implementation::Implementation(PoolOptions options)
     : options_((check_options(options), std::move(options))),
       num_workers_(count_workers(options_)),
-      sequencer_(static_cast<int>(options_.cpus_per_group.size()), options_.caller_helps),
+      sequencer_(workers_per_group(options_), options_.caller_helps),
       context_(this, sequencer_, num_workers_),
       workers_(static_cast<std::size_t>(num_workers_)) {
   try {
@@ -128,6 +142,7 @@ ThreadPool::Implementation::Implementation(PoolOptions options)
     throw;
   }
   context_.spin_us = workers_spin_ ? std::min(options_.worker_spin_us, kLongestSpinUs) : 0;
+  context_.late_after_us = context_.spin_us > 0 ? options_.late_after_us : -1;
   context_.yields = workers_spin_ || options_.worker_spin_us == 0 ? 0 : kYieldsInsteadOfSpinning;
   release_workers();
 }
@@ -183,14 +198,21 @@ bool ThreadPool::Implementation::every_worker_has_its_own_cpu() const {
   });
 }
 
-void ThreadPool::Implementation::run(Job& job) {
+void ThreadPool::Implementation::run(std::shared_ptr<Job> job) {
+  Job& what = *job;
+  run(what, std::move(job));
+}
+
+void ThreadPool::Implementation::run(Job& job, std::shared_ptr<Job> owner) {
   const std::vector<Phase>& phases = job.phases();
-  check_phases(phases, static_cast<int>(options_.cpus_per_group.size()));
+  check_phases(phases, static_cast<int>(options_.cpus_per_group.size()), /*may_repeat=*/owner != nullptr);
   if (const int thread = Membership::thread_in(this); thread >= 0) return run_inline(job, phases, thread);
   std::exception_ptr error;
   {
     const std::lock_guard lock(dispatching_);
+    late_jobs_.release();
     dispatch(job, phases);
+    if (sequencer_.was_visited()) late_jobs_.keep(std::move(owner), sequencer_.slots());
     error = sequencer_.take_error();
   }
   if (error != nullptr) std::rethrow_exception(std::move(error));
@@ -203,7 +225,7 @@ void ThreadPool::Implementation::dispatch(Job& job, const std::vector<Phase>& ph
   int64_t yields_left = options_.dispatcher_yields;
   CompletionSignal& completion = sequencer_.completion();
   if (!options_.caller_helps) {
-    wait_until([&] { return completion.complete(); }, yields_left);
+    wait_until([&] { return completion.complete(); }, yields_left, -1);
     return;
   }
   const Membership membership(this, num_workers_);
@@ -211,13 +233,18 @@ void ThreadPool::Implementation::dispatch(Job& job, const std::vector<Phase>& ph
   for (;;) {
     sequencer_.run_tasks(0, num_workers_, dispatcher_counters_);
     if (completion.complete()) return;
-    wait_until([&] { return completion.complete() || claim.has_tasks(); }, yields_left);
+    wait_until([&] { return completion.complete() || claim.has_tasks(); }, yields_left,
+               context_.late_after_us);
   }
 }
 
 template <typename Condition>
-void ThreadPool::Implementation::wait_until(Condition condition, int64_t& yields_left) {
-  if (spin_until(condition, std::min(options_.dispatcher_spin_us, kLongestSpinUs))) {
+void ThreadPool::Implementation::wait_until(Condition condition, int64_t& yields_left,
+                                            int64_t late_after_us) {
+  const int64_t spin_us = std::min(options_.dispatcher_spin_us, kLongestSpinUs);
+  // A helping caller is a thread of group 0, the last.
+  if (spin_until(condition, spin_us) || rerun_late_tasks(sequencer_, 0, num_workers_, late_after_us, spin_us,
+                                                         condition, dispatcher_counters_)) {
     dispatcher_counters_.dispatcher_spins.add();
     return;
   }
@@ -243,6 +270,11 @@ void ThreadPool::Implementation::park_until(Condition condition) {
   completion.retract_sleep();
 }
 
+std::size_t ThreadPool::Implementation::release_late_jobs() {
+  const std::lock_guard lock(dispatching_);
+  return late_jobs_.release();
+}
+
 PoolCounters ThreadPool::Implementation::counters() const {
   PoolCounters totals;
   dispatcher_counters_.add_to(totals);
@@ -262,6 +294,8 @@ ThreadPool::ThreadPool(PoolOptions options)
 ThreadPool::~ThreadPool() = default;
 
 void ThreadPool::run(Job& job) { implementation_->run(job); }
+void ThreadPool::run(std::shared_ptr<Job> job) { implementation_->run(std::move(job)); }
+std::size_t ThreadPool::release_late_jobs() { return implementation_->release_late_jobs(); }
 
 int ThreadPool::num_groups() const { return static_cast<int>(options().cpus_per_group.size()); }
 int ThreadPool::num_workers() const { return implementation_->num_workers(); }

@@ -5,9 +5,14 @@
 // itself (Barrier::kGroup) or all groups wait for each other (Barrier::kPool). The last phase always
 // ends with all groups done, and run() then returns.
 //
+// A thread that loses its CPU to another program in the middle of a task would keep everybody waiting for as
+// long as the scheduler likes. Tasks of phases that are declared repeatable are therefore run again by a
+// thread of the group that has nothing else to do; whoever is first commits the result.
+//
 // The pool knows nothing of what the tasks compute.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -23,6 +28,8 @@ enum class Barrier : uint8_t {
 struct Phase {
   std::vector<int32_t> tasks_per_group;  // one count per group, each >= 0
   Barrier barrier = Barrier::kPool;      // what ends this phase
+  // Tasks may be run several times, at once, also after the job is complete; see Job.
+  bool repeatable = false;
 };
 
 struct Task {
@@ -37,9 +44,14 @@ class Job {
  public:
   virtual ~Job() = default;
   virtual const std::vector<Phase>& phases() const = 0;
-  // Called once per task, on some thread of the task's group. What it throws ends the job early
-  // (tasks not yet started are skipped) and is thrown again, the first one only, by ThreadPool::run().
+  // On some thread of the task's group. What it throws ends the job early (tasks not yet started are
+  // skipped) and is thrown again, the first one only, by ThreadPool::run(). Called once per task; of a
+  // repeatable phase perhaps more often, with another Task::thread. Then it writes nothing but memory of
+  // that thread's own, and reads nothing that changes while the job exists.
   virtual void run_task(const Task& task) = 0;
+  // For repeatable phases: makes known what run_task() computed last on this thread. Called once per task,
+  // right after a run_task() that has thrown nothing.
+  virtual void commit_task(const Task& /*task*/) {}
 };
 
 struct PoolOptions {
@@ -50,17 +62,22 @@ struct PoolOptions {
   int64_t worker_spin_us = 50;       // how long an idle worker spins before it parks, microseconds
   int64_t dispatcher_spin_us = 20;   // how long a wait in run() spins before it yields, microseconds
   int64_t dispatcher_yields = 128;   // how often run() yields, all its waits together, before it parks
+  // A thread that has waited for so long for another one's task runs it again; -1: never. Only threads that
+  // spin do, see workers_spin().
+  int64_t late_after_us = 50;
 };
 
 // Running totals since the pool started. Reading them is safe at any time.
 struct PoolCounters {
-  uint64_t dispatches = 0;         // calls of run(), without those from inside tasks
-  uint64_t dispatcher_spins = 0;   // waits of run() that ended while spinning
+  uint64_t dispatches = 0;  // calls of run(), without those from inside tasks
+  uint64_t dispatcher_spins = 0;  // waits of run() that ended while spinning
   uint64_t dispatcher_yields = 0;  // calls of sched_yield in run()
-  uint64_t dispatcher_parks = 0;   // futex waits of run()
-  uint64_t worker_parks = 0;       // futex waits of workers
-  uint64_t wakes_sent = 0;         // futex wake calls, both directions
+  uint64_t dispatcher_parks = 0;  // futex waits of run()
+  uint64_t worker_parks = 0;  // futex waits of workers
+  uint64_t wakes_sent = 0;  // futex wake calls, both directions
   uint64_t wakes_skipped = 0;  // openings of a group's phase, and completions, that found nobody asleep
+  uint64_t late_tasks = 0;  // tasks that were run again
+  uint64_t late_tasks_won = 0;  // those of them that were finished earlier than by who had started them
 };
 
 struct WorkerState {
@@ -90,8 +107,13 @@ class ThreadPool {
   // the caller. Several threads may call at once: their jobs run one after the other. A call from
   // inside a task of this pool runs the whole job at once on the calling thread, phase by phase, tasks of
   // all groups, under the number of the thread that it interrupts. Throws std::invalid_argument if the
-  // phases don't fit the groups (before any task runs), and what a task threw.
+  // phases don't fit the groups or are repeatable (before any task runs), and what a task threw.
   void run(Job& job);
+  // The same for jobs with repeatable phases. The job is kept for as long as a late thread may still be in
+  // one of its tasks, and let go by the next run(), release_late_jobs() or the end of the pool.
+  void run(std::shared_ptr<Job> job);
+  // Lets go of jobs whose late threads have left. Returns how many must be kept on.
+  std::size_t release_late_jobs();
 
   int num_groups() const;
   int num_workers() const;

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "pool/affinity.h"
+#include "pool/late_tasks.h"
 #include "pool/membership.h"
 #include "pool/spin.h"
 #include "pool/stall_points.h"
@@ -43,7 +44,11 @@ bool Worker::wait_for_tasks(WorkerContext& context) {
     // Relaxed: nothing but the end of the wait follows from it.
     return ClaimWord::unclaimed(claim.read()) > 0 || context.stop.load(std::memory_order_relaxed);
   };
-  if (!spin_until(has_work, context.spin_us)) yield_until(has_work, context.yields);
+  if (!spin_until(has_work, context.spin_us) &&
+      !rerun_late_tasks(context.sequencer, group_, index_, context.late_after_us, context.spin_us, has_work,
+                        counters_)) {
+    yield_until(has_work, context.yields);
+  }
 
   for (;;) {
     const ClaimWord::Value seen = claim.read();

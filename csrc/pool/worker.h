@@ -23,6 +23,7 @@ struct WorkerContext {
   std::latch may_run{1};         // the groups' state exists; the fields below are set
   int64_t spin_us = 0;           // how long an idle worker spins before it parks
   int64_t yields = 0;            // and how often it yields after that
+  int64_t late_after_us = -1;    // how long it waits before it runs another one's task, -1: it never does
   std::atomic<bool> stop{false};  // set before the groups are roused
 };
 

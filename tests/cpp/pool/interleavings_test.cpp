@@ -51,7 +51,8 @@ TEST(Interleavings, ThreadsNeverClaimTheSameTask) {
     std::vector<std::thread> threads;
     for (int thread = 0; thread < 4; ++thread) {
       threads.emplace_back([&] {
-        while (const int32_t unclaimed = word.claim()) claims.at(static_cast<std::size_t>(unclaimed)) += 1;
+        while (const int32_t unclaimed = ClaimWord::unclaimed(word.claim()))
+          claims.at(static_cast<std::size_t>(unclaimed)) += 1;
       });
     }
     for (auto& thread : threads) thread.join();
