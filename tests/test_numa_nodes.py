@@ -150,14 +150,16 @@ def test_refused_system_calls() -> None:
         assert "error" not in row, (name, row)
         assert row["status"] == 0 and row["bits"] == expected, name
         lines = [line for level, line in row["log"] if level > 20]
-        assert len(lines) == len(set(lines)) <= 2, (name, lines)
+        # Of nodes that are this small, two lines say that they lack room, and rightly so.
+        others = [line for line in lines if not line.startswith("placement at risk: NUMA node ")]
+        assert len(lines) == len(set(lines)) and len(others) <= 2, (name, lines)
     # First touch places, numa_maps tells.
     refused = found["memory calls EPERM"]
     assert refused["placement"] == [[0, 1.0], [1, 1.0]]
     assert len(logged(refused, "can't be bound to their NUMA nodes (EPERM)")) == 1
     unasked = found["move_pages EPERM"]
     assert unasked["placement"] == [[0, 1.0], [1, 1.0]]
-    assert not [line for level, line in unasked["log"] if level > 20]
+    assert not [line for level, line in unasked["log"] if level > 20 and "at risk" not in line]
     # Workers that can't be pinned, or only seem to be: no split, and no claim that they are.
     for name, why in (
         ("affinity EPERM", "Operation not permitted"),
@@ -198,7 +200,7 @@ def test_memory_limit_and_no_huge_pages() -> None:
     """One clear line each, and it works."""
     limited, plain = run_cases("two", "memory_limit", "no_huge_pages")
     assert "error" not in limited, limited
-    assert not [line for _, line in limited["quiet"] if "at risk" in line]
+    assert not [line for _, line in limited["quiet"] if "the memory limit of " in line]
     (line,) = logged(limited, "the memory limit of ")
     assert "placement at risk" in line and "/numa-moe-test/memory.max leaves" in line
     assert limited["finite"]
