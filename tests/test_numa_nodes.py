@@ -244,7 +244,7 @@ def test_memory_lands_on_its_node(topology: str) -> None:
         assert f"[       OK ] NodeBinding.{test}" in done.stdout
 
 
-@pytest.mark.parametrize("topology", ["two", pytest.param("four", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("topology", ["two", "four"])
 def test_pool(topology: str) -> None:
     """The pool's own tests, with workers pinned to the CPUs of several nodes."""
     program = test_program("pool/pool_test")
