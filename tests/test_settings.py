@@ -65,6 +65,17 @@ def test_instruction_sets(name: str) -> None:
     assert read_settings({"NUMA_MOE_ISA": f" {name}"}).isa == name
 
 
+@pytest.mark.parametrize(("text", "watch"), [("0", False), (" 1", True)])
+def test_watch(text: str, watch: bool) -> None:
+    assert read_settings({"NUMA_MOE_WATCH": text}).watch is watch
+    assert override(Settings(), watch=watch).watch is watch
+
+
+@pytest.mark.parametrize("text", ["explicit", "transparent ", "none"])
+def test_huge_pages(text: str) -> None:
+    assert read_settings({"NUMA_MOE_HUGE_PAGES": text}).huge_pages == text.strip()
+
+
 def assert_ignored(variable: str, value: str, accepted: str) -> None:
     settings = read_settings({variable: value})
     assert settings == Settings()
@@ -123,6 +134,22 @@ def test_junk_split(value: str) -> None:
 @pytest.mark.parametrize("value", [*JUNK, "AVX2", "sse", "avx", "avx2,avx512", "avx512-bf16"])
 def test_junk_instruction_set(value: str) -> None:
     assert_ignored("NUMA_MOE_ISA", value, "one of portable, neon, neonbf16, avx2, avx512, avx512bf16, amx")
+
+
+@pytest.mark.parametrize("value", [*JUNK, "2", "on", "00"])
+def test_junk_watch(value: str) -> None:
+    assert_ignored("NUMA_MOE_WATCH", value, "0 or 1")
+
+
+@pytest.mark.parametrize("value", [*JUNK, "0", "Explicit", "explicit,none"])
+def test_junk_huge_pages(value: str) -> None:
+    assert_ignored("NUMA_MOE_HUGE_PAGES", value, "one of explicit, transparent, none")
+
+
+@pytest.mark.parametrize("watch", [0, 1, "1"])
+def test_override_takes_no_number_for_watch(watch: Any) -> None:
+    with pytest.raises(TypeError, match=r"watch must be True or False, got "):
+        override(Settings(), watch=watch)
 
 
 def test_one_line_each_and_the_others_count() -> None:

@@ -16,6 +16,7 @@ from torch_numa_moe.plan import Plan, make_plan
 from torch_numa_moe.room import RoomShortage, ShortageLog, find_shortages
 from torch_numa_moe.settings import Settings, override, read_settings
 from torch_numa_moe.topology import read_topology
+from torch_numa_moe.watch import Watch
 
 logger = logging.getLogger("torch_numa_moe")
 
@@ -40,15 +41,17 @@ _EXIT_GRACE_SECONDS = 0.02
 _lock = threading.RLock()
 _settings: Settings | None = None  # None: from the environment
 _running: RunningRuntime | None = None
+_watch: Watch | None = None
 _shortages = ShortageLog()
 
 
 def _forget_after_fork() -> None:
     # The child has no worker threads (the C++ side has let go of them) and may have been forked while
     # another thread held the lock.
-    global _lock, _running
+    global _lock, _running, _watch
     _lock = threading.RLock()
     _running = None
+    _watch = None
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -58,6 +61,7 @@ def _begin_exit() -> None:
     # From here on calls on daemon threads don't return (csrc/ops/exit_guard.h). Those that have just
     # returned get the interpreter for a moment, to make their next call or to end.
     _C.begin_process_exit()
+    _stop_watch()
     if threading.active_count() > 1:
         time.sleep(_EXIT_GRACE_SECONDS)
 
@@ -129,6 +133,7 @@ def configure(
     dispatcher_yields: int | None = None,
     isa: str | None = None,
     huge_pages: str | None = None,
+    watch: bool | None = None,
 ) -> Plan:
     """Sets from code what the ``NUMA_MOE_*`` variables set, and restarts a running pool with it.
 
@@ -143,6 +148,8 @@ def configure(
         isa: highest instruction set to use (``NUMA_MOE_ISA``).
         huge_pages: ``"explicit"``, ``"transparent"`` or ``"none"``, for weights packed from now on
             (``NUMA_MOE_HUGE_PAGES``).
+        watch: whether to look for other programs on the workers' CPUs, and log who they are
+            (``NUMA_MOE_WATCH``).
 
     Returns:
         The plan now in force.
@@ -162,6 +169,7 @@ def configure(
             dispatcher_yields=dispatcher_yields,
             isa=isa,
             huge_pages=huge_pages,
+            watch=watch,
         )
         _choose_instruction_set(settings)
         _settings = settings
@@ -183,6 +191,7 @@ def stop() -> None:
     """Stops the pool: its threads end when running calls have. The next call starts it again."""
     global _running
     with _lock:
+        _stop_watch()
         _running = None
         _C.stop()
 
@@ -204,8 +213,24 @@ def _choose_instruction_set(settings: Settings) -> str:
     return str(allowed[-1])
 
 
+def _stop_watch() -> None:
+    global _watch
+    watch, _watch = _watch, None
+    if watch is not None:
+        watch.stop()
+
+
+def _start_watch(settings: Settings, chosen: Plan) -> None:
+    """Where workers have CPUs of their own, which somebody else may come to."""
+    global _watch
+    workers = {worker.thread_id: worker.requested_cpu for worker in _C.workers() if worker.pinned}
+    if settings.watch is not False and workers:
+        _watch = Watch(workers, chosen)
+
+
 def _start() -> None:
     global _running
+    _stop_watch()
     settings = current_settings()
     instruction_set = _choose_instruction_set(settings)
     chosen = _make_plan(settings)
@@ -219,6 +244,7 @@ def _start() -> None:
         logger.log(level, "%s", line)
     nodes = tuple(group.node for group in chosen.groups)
     _running = RunningRuntime(chosen, nodes, instruction_set)
+    _start_watch(settings, chosen)
 
 
 def _start_pool(chosen: Plan, instruction_set: str) -> None:

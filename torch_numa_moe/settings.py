@@ -56,6 +56,7 @@ class Settings:
         dispatcher_yields: how often a waiting call yields before it sleeps.
         isa: highest instruction set to use, one of :data:`INSTRUCTION_SETS`.
         huge_pages: one of :data:`HUGE_PAGES`.
+        watch: whether to look for other programs on the workers' CPUs.
         log_lines: what was wrong in the environment, one line each.
     """
 
@@ -66,6 +67,7 @@ class Settings:
     dispatcher_yields: int | None = None
     isa: str | None = None
     huge_pages: str | None = None
+    watch: bool | None = None
     log_lines: tuple[LogLine, ...] = field(default=(), compare=False)
 
 
@@ -123,6 +125,12 @@ def _parse_huge_pages(text: str) -> dict[str, str]:
     return {"huge_pages": text}
 
 
+def _parse_watch(text: str) -> dict[str, bool]:
+    if text not in {"0", "1"}:
+        raise ValueError("0 or 1")
+    return {"watch": text == "1"}
+
+
 _VARIABLES: Mapping[str, Callable[[str], Mapping[str, str | int]]] = {
     "NUMA_MOE_SPLIT": _parse_split,
     "NUMA_MOE_WORKERS": _WORKERS.parse,
@@ -130,6 +138,7 @@ _VARIABLES: Mapping[str, Callable[[str], Mapping[str, str | int]]] = {
     "NUMA_MOE_DISPATCHER_YIELDS": _DISPATCHER_YIELDS.parse,
     "NUMA_MOE_ISA": _parse_isa,
     "NUMA_MOE_HUGE_PAGES": _parse_huge_pages,
+    "NUMA_MOE_WATCH": _parse_watch,
 }
 _SHOWN_CHARACTERS = 40  # of a value that isn't understood
 
@@ -166,6 +175,7 @@ def override(
     dispatcher_yields: int | None = None,
     isa: str | None = None,
     huge_pages: str | None = None,
+    watch: bool | None = None,
 ) -> Settings:
     """The settings with some of them set from code; None leaves one as it is.
 
@@ -177,12 +187,13 @@ def override(
         dispatcher_yields: 0 to :data:`MAX_DISPATCHER_YIELDS`.
         isa: one of :data:`INSTRUCTION_SETS`.
         huge_pages: one of :data:`HUGE_PAGES`.
+        watch: True or False.
 
     Returns:
         The settings, with the ``log_lines`` that reading the environment gave.
 
     Raises:
-        TypeError: an argument of another type (a bool is no number).
+        TypeError: an argument of another type (a bool is no number, and a number no bool).
         ValueError: a value that isn't accepted. Both name the argument, what it was and what is accepted.
     """
     values: dict[str, Any] = {}
@@ -207,6 +218,10 @@ def override(
             values |= parse(text)
         except ValueError:
             raise ValueError(f"{name} must be {accepted}, got {text!r}") from None
+    if watch is not None:
+        if not isinstance(watch, bool):
+            raise TypeError(f"watch must be True or False, got {watch!r} of type {type(watch).__name__}")
+        values["watch"] = watch
     return replace(settings, **values)
 
 

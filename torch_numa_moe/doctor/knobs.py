@@ -22,6 +22,7 @@ FIELDS = {
     "NUMA_MOE_DISPATCHER_YIELDS": "dispatcher_yields",
     "NUMA_MOE_ISA": "isa",
     "NUMA_MOE_HUGE_PAGES": "huge_pages",
+    "NUMA_MOE_WATCH": "watch",
 }
 """The variables, and the fields of Settings that they set."""
 
@@ -85,6 +86,7 @@ def list_knobs(
             "default",
             "transparent ones where too few are reserved",
         ),
+        "watch": ("off" if settings.watch is False else "on", "default", "names intruders in the log"),
     }
     knobs = []
     for name, field in FIELDS.items():
@@ -95,7 +97,7 @@ def list_knobs(
             if field == "split":
                 asked = f"test:{settings.test_slices}" if asked == "test" else asked
                 holds = f"{asked} ({holds})"
-            else:
+            elif field != "watch":
                 why = "" if str(asked) == holds else f"{asked} asked for"
         knobs.append(Knob(name, holds, source, why))
     return tuple(knobs)
