@@ -247,13 +247,19 @@ def _start() -> None:
     _start_watch(settings, chosen)
 
 
-def _start_pool(chosen: Plan, instruction_set: str) -> None:
+def pool_options(chosen: Plan) -> _C.PoolOptions:
+    """The plan as the pool takes it."""
     options = _C.PoolOptions()
     options.cpus_per_group = [list(group.worker_cpus) for group in chosen.groups]
     options.caller_helps = chosen.caller_helps
     options.worker_spin_us = chosen.worker_spin_us
     options.dispatcher_spin_us = chosen.dispatcher_spin_us
     options.dispatcher_yields = chosen.dispatcher_yields
+    return options
+
+
+def _start_pool(chosen: Plan, instruction_set: str) -> None:
+    options = pool_options(chosen)
     _C.start(options, [-1 if group.node is None else group.node for group in chosen.groups], instruction_set)
 
 
