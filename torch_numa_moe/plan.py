@@ -281,7 +281,8 @@ class _Planner:
         self.reasons.append(sentence)
         if self._settings.split == "1":
             self.log_lines.append(LogLine(logging.WARNING, f"NUMA_MOE_SPLIT=1, but {sentence}"))
-        elif self._settings.split is None and len(self.sites) > 1:
+        # That workers aren't pinned is said once, where they are dealt out.
+        elif self._settings.split is None and len(self.sites) > 1 and self._unpinnable is None:
             self.log_lines.append(LogLine(logging.INFO, sentence))
 
     def _deal_for_split(self) -> Deal:
@@ -355,7 +356,11 @@ class _Planner:
         deal = deal_workers(sites_without_split(self._cores), count, set_aside=1, keep_one_each=False)
         if self._unpinnable is None:
             return deal
-        self._say(logging.WARNING, f"workers aren't pinned: {self._unpinnable}")
+        sentence = f"workers aren't pinned: {self._unpinnable}"
+        if any(self._unpinnable in line.text for line in self.log_lines):
+            self.reasons.append(sentence)
+        else:
+            self._say(logging.WARNING, sentence)
         return Deal((-1,) * len(deal.order), (), None, ())
 
 
