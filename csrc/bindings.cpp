@@ -91,6 +91,8 @@ void bind_runtime(py::module_& module) {
     return runtime == nullptr ? std::vector<WorkerState>{} : runtime->pool().workers();
   });
   module.def("workspace_bytes", [] {
+    // Who holds the lock may be letting go of tensors, for which it needs the interpreter.
+    const py::gil_scoped_release release;
     const auto runtime = running_runtime();
     return runtime == nullptr ? int64_t{0} : runtime->workspace_bytes();
   });

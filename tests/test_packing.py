@@ -247,3 +247,75 @@ def test_fp32_source_packed_in_bf16_computes_with_rounded_weights() -> None:
     ids, weights = random_routing(3, 2, 4)
     expected = moe_ffn(hidden, ids, weights, layer, activation_dtype=torch.bfloat16)
     assert relative_error(packed(hidden, ids, weights), expected) < 1e-3
+
+
+@pytest.mark.parametrize("mode", ["meta", "bfloat16", "float64"])
+def test_torchs_defaults_change_nothing(mode: str) -> None:
+    """A default device or dtype, as models are built under."""
+    layer = random_layer(4, 32, 48, bias=True)
+    ids, weights = random_routing(3, 2, 4)
+    hidden_states = torch.randn(3, 32)
+
+    def pack() -> torch_numa_moe.PackedExperts:
+        return pack_experts(
+            layer.gate_up_proj,
+            layer.down_proj,
+            format="fp32",
+            gate_up_bias=layer.gate_up_bias,
+            down_bias=layer.down_bias,
+        )
+
+    expected = pack()(hidden_states, ids, weights)
+    if mode == "meta":
+        with torch.device("meta"):
+            packed = pack()
+            restored = packed.unpack()
+    else:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(getattr(torch, mode))
+        try:
+            packed = pack()
+            restored = packed.unpack()
+        finally:
+            torch.set_default_dtype(before)
+    assert torch.equal(packed(hidden_states, ids, weights), expected)
+    assert restored.gate_up_bias is not None and layer.gate_up_bias is not None
+    assert torch.equal(restored.gate_up_proj, layer.gate_up_proj)
+    assert torch.equal(restored.down_proj, layer.down_proj)
+    assert torch.equal(restored.gate_up_bias, layer.gate_up_bias)
+
+
+def test_experts_beyond_the_last_are_refused() -> None:
+    packed = pack_experts(torch.randn(4, 96, 32), torch.randn(4, 32, 48))
+    one = torch.randn(1, 48, 32)
+    for first in (4, 2**63 - 1, -1):
+        with pytest.raises(ValueError, match="first_expert must leave room for 1 experts in 4"):
+            packed.pack_gate_up(first, one, one)
+        with pytest.raises(ValueError, match="first_expert must leave room for 1 experts in 4"):
+            packed.pack_down(first, torch.randn(1, 32, 48))
+        with pytest.raises(ValueError, match="first_expert must leave room for 1 experts in 4"):
+            torch.ops.numa_moe.unpack_down(packed.down_proj, torch.randn(1, 32, 48), first)
+
+
+def test_biases_of_other_shapes_are_refused() -> None:
+    layer = random_layer(4, 32, 48, bias=True)
+    packed = pack_experts(layer.gate_up_proj, layer.down_proj, gate_up_bias=layer.gate_up_bias)
+    right, narrow, one = torch.ones(4, 48), torch.ones(4, 3), torch.ones(1, 48)
+    for gate, up, name in ((narrow, right, "gate"), (right, narrow, "up"), (one, right, "gate")):
+        with pytest.raises(ValueError, match=rf"{name} must be \[4, 48\], got "):
+            packed.pack_gate_up_bias(gate, up)
+    with pytest.raises(ValueError, match="up must be given"):
+        packed.pack_gate_up_bias(right, None)
+    with pytest.raises(ValueError, match="made without down_bias"):
+        packed.pack_down_bias(torch.ones(4, 32))
+
+
+@pytest.mark.parametrize("limit", ["7", True])
+def test_limits_that_are_no_numbers_are_refused(limit: Any) -> None:
+    with pytest.raises(TypeError, match="limit must be a number or None"):
+        pack_experts(torch.randn(2, 16, 8), torch.randn(2, 8, 8), limit=limit)
+
+
+def test_a_limit_that_vanishes_in_fp32_is_refused() -> None:
+    with pytest.raises(ValueError, match="limit must be > 0 in fp32, got 1e-300"):
+        pack_experts(torch.randn(2, 16, 8), torch.randn(2, 8, 8), limit=1e-300)

@@ -219,3 +219,24 @@ def test_more_workers_than_cpus(workers: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) <= len(os.sched_getaffinity(0))
+
+
+def test_a_child_forked_while_the_process_ends_computes() -> None:
+    """In an exit handler that runs after this package's. Seen to hang with: the child not told that it lives."""
+    script = """
+    import atexit, os
+    def fork():
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(packed(*inputs()), expected) else 1)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    atexit.register(fork)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script) + PREAMBLE],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, "child 0\n"), done.stderr

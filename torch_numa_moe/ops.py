@@ -39,10 +39,16 @@ def _experts_fake(
                 f"{name} must be on the device of hidden_states ({hidden_states.device}), got {tensor.device}"
             ),
         )
-    for name, tensor in (("gate_up_proj", gate_up_proj), ("down_proj", down_proj)):
+    weights = {
+        "gate_up_proj": gate_up_proj,
+        "down_proj": down_proj,
+        "gate_up_bias": gate_up_bias,
+        "down_bias": down_bias,
+    }
+    for name, weight in weights.items():
         torch._check(
-            tensor.device.type == "cpu" or tensor.device == hidden_states.device,
-            lambda name=name, tensor=tensor: f"{name} must be a CPU tensor, got {tensor.device}",
+            weight is None or weight.device.type == "cpu" or weight.device == hidden_states.device,
+            lambda name=name, weight=weight: f"{name} must be a CPU tensor, got {weight.device}",
         )
     return hidden_states.new_empty(hidden_states.size(0), hidden_states.size(1))
 

@@ -51,6 +51,23 @@ def _slice_blocks(num_blocks: int, num_slices: int, index: int) -> range:
     return range(num_blocks * index // num_slices, num_blocks * (index + 1) // num_slices)
 
 
+_SMALLEST_LIMIT = 2.0**-149
+"""The smallest number above 0 in fp32, in which the limit is applied."""
+
+
+# Whatever torch's default device and dtype are.
+def _host_zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=torch.float32, device="cpu")
+
+
+def _host_empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="cpu")
+
+
+def _swapped(shape: tuple[int, int, int]) -> tuple[int, int, int]:
+    return shape[0], shape[2], shape[1]
+
+
 class _SlicedMemory:
     """A packed tensor whose slices lie on their nodes, each page-aligned."""
 
@@ -122,8 +139,11 @@ class PackedExperts:
             )
         if activation in _ACTIVATIONS_WITH_UP and not gated:
             raise ValueError(f"activation {activation!r} multiplies gate and up: it needs gated=True")
-        if limit is not None and not limit > 0:
-            raise ValueError(f"limit must be > 0, got {limit}")
+        for name, number in (("alpha", alpha), ("limit", limit)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
+                raise TypeError(f"{name} must be a number or None, got {number!r}")
+        if limit is not None and not limit >= _SMALLEST_LIMIT:
+            raise ValueError(f"limit must be > 0 in fp32, got {limit}")
         weight_format = find_format(format)
         self.num_experts = num_experts
         self.hidden_size = hidden_size
@@ -177,9 +197,9 @@ class PackedExperts:
         self.gate_up_bias: torch.Tensor | None = None
         self.down_bias: torch.Tensor | None = None
         if gate_up_bias:
-            self.gate_up_bias = torch.zeros(len(nodes), num_experts, gate_up_blocks, projections, PANEL_WIDTH)
+            self.gate_up_bias = _host_zeros(len(nodes), num_experts, gate_up_blocks, projections, PANEL_WIDTH)
         if down_bias:
-            self.down_bias = torch.zeros(len(nodes), num_experts, down_blocks, PANEL_WIDTH)
+            self.down_bias = _host_zeros(len(nodes), num_experts, down_blocks, PANEL_WIDTH)
 
     @property
     def _weight_format(self) -> WeightFormat:
@@ -221,7 +241,7 @@ class PackedExperts:
             ValueError: naming the argument that doesn't fit, what it was and what is accepted.
         """
         # The op can't tell an odd size from the even one above it, to which the bf16 format pads.
-        if hidden_states.shape[-1] != self.hidden_size:
+        if hidden_states.dim() != 2 or hidden_states.shape[1] != self.hidden_size:
             raise ValueError(
                 f"hidden_states must be [num_tokens, hidden_size = {self.hidden_size}], "
                 f"got {list(hidden_states.shape)}"
@@ -258,19 +278,39 @@ class PackedExperts:
         torch.ops.numa_moe.pack_down(self.down_proj, down, first_expert)
 
     def pack_gate_up_bias(self, gate: torch.Tensor, up: torch.Tensor | None) -> None:
-        """Sets the biases of all experts: ``[num_experts, intermediate_size]`` each."""
-        assert self.gate_up_bias is not None, "made without gate_up_bias"
+        """Sets the biases of all experts: ``[num_experts, intermediate_size]`` each.
+
+        Raises:
+            ValueError: naming the argument that doesn't fit.
+        """
+        if self.gate_up_bias is None:
+            raise ValueError("these experts were made without gate_up_bias")
+        if (up is not None) != self.gated:
+            raise ValueError(f"up must {'be given' if self.gated else 'be None'}: gated={self.gated}")
+        self._check_bias("gate", gate, self.intermediate_size)
+        if up is not None:
+            self._check_bias("up", up, self.intermediate_size)
         self._scatter_rows(self.gate_up_bias[:, :, :, 0], gate, self._intermediate_blocks)
         if up is not None:
             self._scatter_rows(self.gate_up_bias[:, :, :, 1], up, self._intermediate_blocks)
 
     def pack_down_bias(self, down: torch.Tensor) -> None:
-        """Sets the biases of all experts: ``[num_experts, hidden_size]``."""
-        assert self.down_bias is not None, "made without down_bias"
+        """Sets the biases of all experts: ``[num_experts, hidden_size]``.
+
+        Raises:
+            ValueError: naming the argument that doesn't fit.
+        """
+        if self.down_bias is None:
+            raise ValueError("these experts were made without down_bias")
+        self._check_bias("down", down, self.hidden_size)
         self._scatter_rows(self.down_bias, down, self._hidden_blocks)
 
+    def _check_bias(self, name: str, bias: torch.Tensor, width: int) -> None:
+        if tuple(bias.shape) != (self.num_experts, width):
+            raise ValueError(f"{name} must be [{self.num_experts}, {width}], got {list(bias.shape)}")
+
     def _scatter_rows(self, packed: torch.Tensor, rows: torch.Tensor, num_blocks: int) -> None:
-        padded = torch.zeros(self.num_experts, num_blocks * PANEL_WIDTH)
+        padded = _host_zeros(self.num_experts, num_blocks * PANEL_WIDTH)
         padded[:, : rows.shape[1]] = rows
         blocks = padded.view(self.num_experts, num_blocks, PANEL_WIDTH)
         for index in range(self.num_slices):
@@ -301,21 +341,20 @@ class PackedExperts:
         """
         gate_up_dtype, down_dtype = self._source_dtypes
         rows = self.intermediate_size * (2 if self.gated else 1)
-        gate_up = torch.empty(self.num_experts, rows, self.hidden_size, dtype=gate_up_dtype)
-        down = torch.empty(self.num_experts, self.hidden_size, self.intermediate_size, dtype=down_dtype)
+        gate_up_shape = (self.num_experts, rows, self.hidden_size)
+        down_shape = (self.num_experts, self.hidden_size, self.intermediate_size)
         if self._transposed:
-            gate_up = torch.empty(self.num_experts, self.hidden_size, rows, dtype=gate_up_dtype).transpose(
-                1, 2
-            )
-            down = torch.empty(
-                self.num_experts, self.intermediate_size, self.hidden_size, dtype=down_dtype
-            ).transpose(1, 2)
+            gate_up = _host_empty(*_swapped(gate_up_shape), dtype=gate_up_dtype).transpose(1, 2)
+            down = _host_empty(*_swapped(down_shape), dtype=down_dtype).transpose(1, 2)
+        else:
+            gate_up = _host_empty(*gate_up_shape, dtype=gate_up_dtype)
+            down = _host_empty(*down_shape, dtype=down_dtype)
         gate, up = _gate_and_up(gate_up, self.gated, self._interleaved)
         torch.ops.numa_moe.unpack_gate_up(self.gate_up_proj, gate, up, 0)
         torch.ops.numa_moe.unpack_down(self.down_proj, down, 0)
         gate_up_bias = down_bias = None
         if self.gate_up_bias is not None:
-            gate_up_bias = torch.empty(self.num_experts, rows, dtype=self._bias_dtypes[0])
+            gate_up_bias = _host_empty(self.num_experts, rows, dtype=self._bias_dtypes[0])
             gate_bias, up_bias = _gate_and_up(gate_up_bias, self.gated, self._interleaved)
             packed = self.gate_up_bias
             gate_bias.copy_(

@@ -24,7 +24,7 @@ WeightView check_view(const char* argument, const Tensor& tensor, const char* ac
 }
 
 void check_expert_range(int64_t first_expert, int64_t count, int64_t num_experts) {
-  if (first_expert < 0 || first_expert + count > num_experts) {
+  if (first_expert < 0 || first_expert > num_experts - count) {
     fail("first_expert must leave room for " + std::to_string(count) + " experts in " +
          std::to_string(num_experts) + ", got " + std::to_string(first_expert));
   }

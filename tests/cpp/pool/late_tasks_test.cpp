@@ -154,7 +154,6 @@ TEST(LateTasks, ATaskOfALateWorkerIsRunByTheCaller) {
 
 TEST(LateTasks, ATaskOfALateCallerIsRunByAWorker) {
   ThreadPool pool(worker_and_caller());
-  Gate gate;
   Meeting meeting;
   std::atomic<int> worker_tasks{0};
   auto job = std::make_shared<RepeatableJob>(std::vector<Phase>{{{2}}, {{3}}}, [&](const Task& task) {
@@ -236,7 +235,6 @@ TEST(LateTasks, ThePoolEndsWithALateThreadInAJob) {
 TEST(LateTasks, AVisitorWhoComesTooLateLeaves) {
   ThreadPool pool(worker_and_caller());
   const int worker = pool.workers().front().thread_id;
-  Gate gate;
   Meeting meeting;
   std::atomic<int> visits{0};
   auto held = std::make_unique<HeldThread>(StallPoint::kBeforeLook, HeldThread::Only{worker});
