@@ -222,7 +222,7 @@ def test_more_workers_than_cpus(workers: str) -> None:
 
 
 def test_a_child_forked_while_the_process_ends_computes() -> None:
-    """In an exit handler that runs after this package's. Seen to hang with: the child not told that it lives."""
+    """In an exit handler that runs after this package's. Seen to hang with: the child not told that."""
     script = """
     import atexit, os
     def fork():
