@@ -97,7 +97,9 @@ def list_knobs(
             if field == "split":
                 asked = f"test:{settings.test_slices}" if asked == "test" else asked
                 holds = f"{asked} ({holds})"
-            elif field != "watch":
+            elif field == "watch":
+                why = why if asked else ""
+            else:
                 why = "" if str(asked) == holds else f"{asked} asked for"
         knobs.append(Knob(name, holds, source, why))
     return tuple(knobs)
