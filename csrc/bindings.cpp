@@ -40,6 +40,10 @@ void stop_runtime() {
 }
 
 void bind_runtime(py::module_& module) {
+  py::enum_<Scheduling>(module, "Scheduling")
+      .value("NORMAL", Scheduling::kNormal)
+      .value("FIFO", Scheduling::kFifo)
+      .value("RR", Scheduling::kRoundRobin);
   py::class_<PoolOptions>(module, "PoolOptions")
       .def(py::init<>())
       .def_readwrite("cpus_per_group", &PoolOptions::cpus_per_group)
@@ -47,7 +51,8 @@ void bind_runtime(py::module_& module) {
       .def_readwrite("worker_spin_us", &PoolOptions::worker_spin_us)
       .def_readwrite("dispatcher_spin_us", &PoolOptions::dispatcher_spin_us)
       .def_readwrite("dispatcher_yields", &PoolOptions::dispatcher_yields)
-      .def_readwrite("late_after_us", &PoolOptions::late_after_us);
+      .def_readwrite("late_after_us", &PoolOptions::late_after_us)
+      .def_readwrite("scheduling", &PoolOptions::scheduling);
   py::class_<PoolCounters>(module, "PoolCounters")
       .def_readonly("dispatches", &PoolCounters::dispatches)
       .def_readonly("dispatcher_spins", &PoolCounters::dispatcher_spins)
@@ -64,7 +69,9 @@ void bind_runtime(py::module_& module) {
       .def_readonly("allowed", &WorkerState::allowed)
       .def_readonly("pin_error", &WorkerState::pin_error)
       .def_property_readonly("pinned", &WorkerState::pinned)
-      .def_readonly("thread_id", &WorkerState::thread_id);
+      .def_readonly("thread_id", &WorkerState::thread_id)
+      .def_readonly("scheduling", &WorkerState::scheduling)
+      .def_readonly("scheduling_error", &WorkerState::scheduling_error);
   module.def(
       "start",
       [](const PoolOptions& pool, std::vector<int> node_per_group, const std::string& instruction_set) {

@@ -29,6 +29,7 @@ _NUMBERS = {
         "sched_getaffinity": 204,
         "fadvise64": 221,
         "mlock": 149,
+        "sched_setscheduler": 144,
     },
     "aarch64": {
         "madvise": 233,
@@ -41,6 +42,7 @@ _NUMBERS = {
         "sched_getaffinity": 123,
         "fadvise64": 223,
         "mlock": 228,
+        "sched_setscheduler": 119,
     },
 }
 

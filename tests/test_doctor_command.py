@@ -67,11 +67,12 @@ def test_knobs_by_default(plan_of: PlanOf) -> None:
         Knob("NUMA_MOE_ISA", "avx2", "default", "the best that this CPU offers"),
         Knob("NUMA_MOE_HUGE_PAGES", "explicit", "default", "transparent ones where too few are reserved"),
         Knob("NUMA_MOE_WATCH", "on", "default", "names intruders in the log"),
+        Knob("NUMA_MOE_SCHED", "normal", "default"),
     )
 
 
 def test_knobs_that_are_set(plan_of: PlanOf) -> None:
-    environment = Settings(workers=100, spin_us=7, isa="amx", huge_pages="none", watch=False)
+    environment = Settings(workers=100, spin_us=7, isa="amx", huge_pages="none", watch=False, sched="fifo")
     chosen = replace(environment, split="0", spin_us=9, dispatcher_yields=128)
     knobs = list_knobs(chosen, environment, plan_of(chosen), "avx512")
     assert knobs == (
@@ -82,6 +83,7 @@ def test_knobs_that_are_set(plan_of: PlanOf) -> None:
         Knob("NUMA_MOE_ISA", "avx512", "environment", "amx asked for"),
         Knob("NUMA_MOE_HUGE_PAGES", "none", "environment"),
         Knob("NUMA_MOE_WATCH", "off", "environment"),
+        Knob("NUMA_MOE_SCHED", "fifo", "environment"),
     )
 
 

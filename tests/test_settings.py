@@ -65,6 +65,12 @@ def test_instruction_sets(name: str) -> None:
     assert read_settings({"NUMA_MOE_ISA": f" {name}"}).isa == name
 
 
+@pytest.mark.parametrize("text", ["normal", "fifo", " rr\n"])
+def test_sched(text: str) -> None:
+    assert read_settings({"NUMA_MOE_SCHED": text}).sched == text.strip()
+    assert override(Settings(), sched=text.strip()).sched == text.strip()
+
+
 @pytest.mark.parametrize(("text", "watch"), [("0", False), (" 1", True)])
 def test_watch(text: str, watch: bool) -> None:
     assert read_settings({"NUMA_MOE_WATCH": text}).watch is watch
@@ -144,6 +150,13 @@ def test_junk_watch(value: str) -> None:
 @pytest.mark.parametrize("value", [*JUNK, "0", "Explicit", "explicit,none"])
 def test_junk_huge_pages(value: str) -> None:
     assert_ignored("NUMA_MOE_HUGE_PAGES", value, "one of explicit, transparent, none")
+
+
+@pytest.mark.parametrize("value", ["", "FIFO", "SCHED_FIFO", "1", "fifo:2"])
+def test_junk_sched(value: str) -> None:
+    assert_ignored("NUMA_MOE_SCHED", value, "one of normal, fifo, rr")
+    with pytest.raises(ValueError, match=r"sched must be one of normal, fifo, rr, got "):
+        override(Settings(), sched=value)
 
 
 @pytest.mark.parametrize("watch", [0, 1, "1"])

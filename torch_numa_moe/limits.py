@@ -26,6 +26,8 @@ class ProcessLimits:
         cpu_quota_source: the file that says so, or "".
         memory_bytes: most memory that its control groups grant, or None.
         memory_source: the file that says so, or "".
+        real_time_us: microseconds of each period that the kernel grants real-time threads, -1: all of it,
+            or None if nothing tells.
         memory_left_bytes: what they still leave, page cache that can be given up included, or None.
     """
 
@@ -37,6 +39,7 @@ class ProcessLimits:
     memory_bytes: int | None = None
     memory_source: str = ""
     memory_left_bytes: int | None = None
+    real_time_us: int | None = None
 
 
 def read_limits(
@@ -70,7 +73,15 @@ def read_limits(
         memory_bytes=cgroup.memory_bytes,
         memory_source=cgroup.memory_source,
         memory_left_bytes=cgroup.memory_left_bytes,
+        real_time_us=_number(read_text(Path(proc) / "sys/kernel/sched_rt_runtime_us")),
     )
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
 
 
 def _affinity(

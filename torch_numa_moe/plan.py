@@ -51,6 +51,9 @@ less, since part of a node's cores use up its bandwidth, and so the bound is set
 DEFAULT_WORKER_SPIN_US = 50
 """How long an idle worker spins before it sleeps."""
 
+MAX_REAL_TIME_SPIN_US = 1000
+"""How long workers that go before other programs spin at most: meanwhile nobody else gets their CPUs."""
+
 DEFAULT_DISPATCHER_SPIN_US = 20
 """How long a waiting call spins before it yields."""
 
@@ -85,6 +88,7 @@ class Plan:
         worker_spin_us: microseconds that an idle worker spins before it sleeps.
         dispatcher_spin_us: microseconds that a waiting call spins before it yields.
         dispatcher_yields: how often it yields before it sleeps.
+        scheduling: ``"normal"``, ``"fifo"`` or ``"rr"``: how workers share their CPUs with other programs.
         reasons: sentences: what was decided that isn't obvious, and why.
         log_lines: what to log when the pool starts with this plan.
         topology, limits: what it was made from.
@@ -98,6 +102,7 @@ class Plan:
     worker_spin_us: int
     dispatcher_spin_us: int
     dispatcher_yields: int
+    scheduling: str
     reasons: tuple[str, ...]
     log_lines: tuple[LogLine, ...]
     topology: Topology = field(repr=False)
@@ -151,6 +156,9 @@ def make_plan(
         groups, deal, caller_helps = planner.split_groups() or planner.single_group()
     planner.look_for_room(groups)
     spin_us = DEFAULT_WORKER_SPIN_US if settings.spin_us is None else settings.spin_us
+    scheduling = planner.scheduling(groups)
+    if scheduling != "normal":
+        spin_us = min(spin_us, MAX_REAL_TIME_SPIN_US)
     yields = settings.dispatcher_yields
     return Plan(
         split=len(groups) > 1 and settings.split != "test",
@@ -162,6 +170,7 @@ def make_plan(
         # Whoever wants workers to sleep sooner wants the same of a waiting call.
         dispatcher_spin_us=min(DEFAULT_DISPATCHER_SPIN_US, spin_us),
         dispatcher_yields=DEFAULT_DISPATCHER_YIELDS if yields is None else yields,
+        scheduling=scheduling,
         reasons=(*planner.reasons, *planner.site_notes, *notes, *topology.notes),
         log_lines=tuple(planner.log_lines),
         topology=topology,
@@ -213,6 +222,25 @@ class _Planner:
                 why = f"{self._quota_text} pays for {self._budget}"
             self._say(logging.WARNING, f"NUMA_MOE_WORKERS={wanted} is lowered to {self._budget}: {why}")
             return self._budget
+        return wanted
+
+    def scheduling(self, groups: Sequence[GroupPlan]) -> str:
+        """NUMA_MOE_SCHED, unless a worker could then take a CPU for itself alone."""
+        wanted = self._settings.sched or "normal"
+        if wanted == "normal":
+            return wanted
+        refusal = None
+        if not any(cpu >= 0 for group in groups for cpu in group.worker_cpus):
+            refusal = "no worker has a CPU of its own"
+        elif self._limits.real_time_us == -1:
+            refusal = (
+                "kernel.sched_rt_runtime_us is -1, nothing would run beside a busy worker: "
+                "sysctl -w kernel.sched_rt_runtime_us=950000 mends it"
+            )
+        if refusal is not None:
+            self._say(logging.WARNING, f"NUMA_MOE_SCHED={wanted} is not done: {refusal}")
+            return "normal"
+        self.reasons.append(f"workers go before other programs on their CPUs: NUMA_MOE_SCHED={wanted}")
         return wanted
 
     def split_groups(self) -> _Choice | None:

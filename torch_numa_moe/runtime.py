@@ -134,6 +134,7 @@ def configure(
     isa: str | None = None,
     huge_pages: str | None = None,
     watch: bool | None = None,
+    sched: str | None = None,
 ) -> Plan:
     """Sets from code what the ``NUMA_MOE_*`` variables set, and restarts a running pool with it.
 
@@ -150,6 +151,8 @@ def configure(
             (``NUMA_MOE_HUGE_PAGES``).
         watch: whether to look for other programs on the workers' CPUs, and log who they are
             (``NUMA_MOE_WATCH``).
+        sched: ``"normal"``, ``"fifo"`` or ``"rr"``: whether workers go before other programs on their CPUs
+            (``NUMA_MOE_SCHED``).
 
     Returns:
         The plan now in force.
@@ -170,6 +173,7 @@ def configure(
             isa=isa,
             huge_pages=huge_pages,
             watch=watch,
+            sched=sched,
         )
         _choose_instruction_set(settings)
         _settings = settings
@@ -242,9 +246,14 @@ def _start() -> None:
         _start_pool(chosen, instruction_set)
     for level, line in chosen.log_lines:
         logger.log(level, "%s", line)
+    if chosen.scheduling != "normal":
+        _log_scheduling(chosen.scheduling)
     nodes = tuple(group.node for group in chosen.groups)
     _running = RunningRuntime(chosen, nodes, instruction_set)
     _start_watch(settings, chosen)
+
+
+_SCHEDULING = {"normal": _C.Scheduling.NORMAL, "fifo": _C.Scheduling.FIFO, "rr": _C.Scheduling.RR}
 
 
 def pool_options(chosen: Plan) -> _C.PoolOptions:
@@ -255,12 +264,31 @@ def pool_options(chosen: Plan) -> _C.PoolOptions:
     options.worker_spin_us = chosen.worker_spin_us
     options.dispatcher_spin_us = chosen.dispatcher_spin_us
     options.dispatcher_yields = chosen.dispatcher_yields
+    options.scheduling = _SCHEDULING[chosen.scheduling]
     return options
 
 
 def _start_pool(chosen: Plan, instruction_set: str) -> None:
     options = pool_options(chosen)
     _C.start(options, [-1 if group.node is None else group.node for group in chosen.groups], instruction_set)
+
+
+def _log_scheduling(wanted: str) -> None:
+    # As with pinning, success is what the kernel reads back.
+    lacking = [
+        worker for worker in _C.workers() if worker.pinned and worker.scheduling != _SCHEDULING[wanted]
+    ]
+    if not lacking:
+        logger.info("workers go before other programs on their CPUs (SCHED_%s)", wanted.upper())
+        return
+    error = lacking[0].scheduling_error
+    logger.warning(
+        "NUMA_MOE_SCHED=%s is not permitted (%s): it takes CAP_SYS_NICE, or `ulimit -r` of 1 or more. "
+        "%d workers take turns with other programs",
+        wanted,
+        os.strerror(error) if error else "the kernel reads back another policy",
+        len(lacking),
+    )
 
 
 def _why_unpinned() -> str | None:

@@ -30,6 +30,9 @@ MAX_DISPATCHER_YIELDS = 1_000_000
 HUGE_PAGES = ("explicit", "transparent", "none")
 """Values of ``NUMA_MOE_HUGE_PAGES``."""
 
+SCHEDULING = ("normal", "fifo", "rr")
+"""Values of ``NUMA_MOE_SCHED``."""
+
 MAX_TEST_SLICES = 64
 """Largest N of ``NUMA_MOE_SPLIT=test:N``."""
 
@@ -57,6 +60,7 @@ class Settings:
         isa: highest instruction set to use, one of :data:`INSTRUCTION_SETS`.
         huge_pages: one of :data:`HUGE_PAGES`.
         watch: whether to look for other programs on the workers' CPUs.
+        sched: one of :data:`SCHEDULING`.
         log_lines: what was wrong in the environment, one line each.
     """
 
@@ -68,12 +72,14 @@ class Settings:
     isa: str | None = None
     huge_pages: str | None = None
     watch: bool | None = None
+    sched: str | None = None
     log_lines: tuple[LogLine, ...] = field(default=(), compare=False)
 
 
 _SPLIT_ACCEPTED = f"0, 1, test or test:N with N from 1 to {MAX_TEST_SLICES}"
 _ISA_ACCEPTED = "one of " + ", ".join(INSTRUCTION_SETS)
 _HUGE_PAGES_ACCEPTED = "one of " + ", ".join(HUGE_PAGES)
+_SCHED_ACCEPTED = "one of " + ", ".join(SCHEDULING)
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,12 @@ def _parse_huge_pages(text: str) -> dict[str, str]:
     return {"huge_pages": text}
 
 
+def _parse_sched(text: str) -> dict[str, str]:
+    if text not in SCHEDULING:
+        raise ValueError(_SCHED_ACCEPTED)
+    return {"sched": text}
+
+
 def _parse_watch(text: str) -> dict[str, bool]:
     if text not in {"0", "1"}:
         raise ValueError("0 or 1")
@@ -139,6 +151,7 @@ _VARIABLES: Mapping[str, Callable[[str], Mapping[str, str | int]]] = {
     "NUMA_MOE_ISA": _parse_isa,
     "NUMA_MOE_HUGE_PAGES": _parse_huge_pages,
     "NUMA_MOE_WATCH": _parse_watch,
+    "NUMA_MOE_SCHED": _parse_sched,
 }
 _SHOWN_CHARACTERS = 40  # of a value that isn't understood
 
@@ -176,6 +189,7 @@ def override(
     isa: str | None = None,
     huge_pages: str | None = None,
     watch: bool | None = None,
+    sched: str | None = None,
 ) -> Settings:
     """The settings with some of them set from code; None leaves one as it is.
 
@@ -188,6 +202,7 @@ def override(
         isa: one of :data:`INSTRUCTION_SETS`.
         huge_pages: one of :data:`HUGE_PAGES`.
         watch: True or False.
+        sched: one of :data:`SCHEDULING`.
 
     Returns:
         The settings, with the ``log_lines`` that reading the environment gave.
@@ -209,6 +224,7 @@ def override(
         ("split", split, _SPLIT_ACCEPTED, _parse_split),
         ("isa", isa, _ISA_ACCEPTED, _parse_isa),
         ("huge_pages", huge_pages, _HUGE_PAGES_ACCEPTED, _parse_huge_pages),
+        ("sched", sched, _SCHED_ACCEPTED, _parse_sched),
     )
     for name, text, accepted, parse in texts:
         if text is None:

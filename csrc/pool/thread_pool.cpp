@@ -125,7 +125,7 @@ ThreadPool::Implementation::Implementation(PoolOptions options)
     : options_((check_options(options), std::move(options))),
       num_workers_(count_workers(options_)),
       sequencer_(workers_per_group(options_), options_.caller_helps),
-      context_(this, sequencer_, num_workers_),
+      context_(this, sequencer_, num_workers_, options_.scheduling),
       workers_(static_cast<std::size_t>(num_workers_)) {
   try {
     start_workers();

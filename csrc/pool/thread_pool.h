@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "pool/scheduling.h"
+
 namespace numa_moe {
 
 enum class Barrier : uint8_t {
@@ -65,6 +67,7 @@ struct PoolOptions {
   // A thread that has waited for so long for another one's task runs it again; -1: never. Only threads that
   // spin do, see workers_spin().
   int64_t late_after_us = 50;
+  Scheduling scheduling = Scheduling::kNormal;  // of workers that could be pinned
 };
 
 // Running totals since the pool started. Reading them is safe at any time.
@@ -86,6 +89,8 @@ struct WorkerState {
   std::vector<int> allowed;  // the worker's affinity mask, read back from the kernel
   int pin_error;  // errno of the pinning call, 0 when it succeeded or none was asked for
   int thread_id;  // kernel thread id
+  Scheduling scheduling;  // read back from the kernel
+  int scheduling_error;  // errno of the call that set it, 0 when it succeeded or none was made
 
   // Whether it can run on the requested CPU alone: the call that pins may report success and do nothing.
   bool pinned() const { return allowed.size() == 1 && allowed.front() == requested_cpu; }

@@ -20,7 +20,9 @@ void Worker::start(WorkerContext& context, int group, int index_in_group, int in
 }
 
 WorkerState Worker::state() const {
-  return {group_, requested_cpu_, allowed_cpus(thread_id_), pin_error_, thread_id_};
+  return {group_,           requested_cpu_, allowed_cpus(thread_id_),
+          pin_error_,       thread_id_,     scheduling_of(thread_id_),
+          scheduling_error_};
 }
 
 void Worker::run(WorkerContext& context, int index_in_group) {
@@ -28,7 +30,11 @@ void Worker::run(WorkerContext& context, int index_in_group) {
   std::snprintf(name, sizeof(name), "numa_moe/%d.%d", group_, index_in_group);
   pthread_setname_np(pthread_self(), name);
   thread_id_ = calling_thread_id();
-  if (requested_cpu_ >= 0) pin_error_ = pin_calling_thread(requested_cpu_);
+  if (requested_cpu_ >= 0) {
+    pin_error_ = pin_calling_thread(requested_cpu_);
+    // One that wanders would keep others off any CPU.
+    if (pin_error_ == 0) scheduling_error_ = schedule_calling_thread(context.scheduling);
+  }
   if (index_in_group == 0) context.sequencer.group_page(group_).touch();
   context.placed.count_down();
   context.may_run.wait();

@@ -14,11 +14,12 @@ namespace numa_moe {
 
 // What all workers of a pool share.
 struct WorkerContext {
-  WorkerContext(const void* owner, PhaseSequencer& tasks, int num_workers)
-      : pool(owner), sequencer(tasks), placed(num_workers) {}
+  WorkerContext(const void* owner, PhaseSequencer& tasks, int num_workers, Scheduling how)
+      : pool(owner), sequencer(tasks), scheduling(how), placed(num_workers) {}
 
   const void* pool;  // whose tasks the workers run, see membership.h
   PhaseSequencer& sequencer;
+  const Scheduling scheduling;
   std::latch placed;             // every worker has pinned itself and touched its group's memory
   std::latch may_run{1};         // the groups' state exists; the fields below are set
   int64_t spin_us = 0;           // how long an idle worker spins before it parks
@@ -47,6 +48,7 @@ class Worker {
   int index_ = 0;
   int requested_cpu_ = -1;
   int pin_error_ = 0;
+  int scheduling_error_ = 0;
   int thread_id_ = 0;
   ThreadCounters counters_;
 };

@@ -23,6 +23,7 @@ FIELDS = {
     "NUMA_MOE_ISA": "isa",
     "NUMA_MOE_HUGE_PAGES": "huge_pages",
     "NUMA_MOE_WATCH": "watch",
+    "NUMA_MOE_SCHED": "sched",
 }
 """The variables, and the fields of Settings that they set."""
 
@@ -86,6 +87,7 @@ def list_knobs(
             "default",
             "transparent ones where too few are reserved",
         ),
+        "sched": (plan.scheduling, "default", ""),
         "watch": ("off" if settings.watch is False else "on", "default", "names intruders in the log"),
     }
     knobs = []

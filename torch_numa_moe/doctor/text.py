@@ -88,6 +88,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "worker_spin_us": plan.worker_spin_us,
         "dispatcher_spin_us": plan.dispatcher_spin_us,
         "dispatcher_yields": plan.dispatcher_yields,
+        "scheduling": plan.scheduling,
         "reasons": plan.reasons,
         "text": str(plan).splitlines(),
     }
