@@ -1,7 +1,10 @@
-r"""What another program on one of the pool's CPUs costs a decode step: late tasks run again, and not.
+r"""What another program on one of the pool's CPUs costs a decode step, and what helps.
 
 python benchmarks/intruder.py                      # a busy program, on and off, on each kind of CPU
 python benchmarks/intruder.py --duties 100,20 --plot intruder.svg
+
+The arms: late tasks run again (what the pool does), and left alone; and workers that go before other programs
+(NUMA_MOE_SCHED=fifo), where that is permitted.
 
 A program that computes for a share of the time is pinned to a CPU: a worker's, or the one that is left to
 the calling thread. It is stopped and continued in turns, each arm in each state, round after round. Fair
@@ -33,8 +36,12 @@ from tqdm import tqdm
 import torch_numa_moe
 from torch_numa_moe import _C, runtime
 
-ARMS = {"run again": 50, "left alone": -1}
-"""Late tasks, and the pool's late_after_us for it."""
+ARMS = {
+    "run again": (50, _C.Scheduling.NORMAL),
+    "left alone": (-1, _C.Scheduling.NORMAL),
+    "fifo": (50, _C.Scheduling.FIFO),
+}
+"""The pool's late_after_us and scheduling."""
 
 ROUTINGS = 64
 SETTLE_SECONDS = 0.1
@@ -92,13 +99,14 @@ def stopped_program(cpu: int, duty: float) -> Iterator[subprocess.Popen[bytes]]:
             program.kill()
 
 
-def start_pool(late_after_us: int) -> None:
-    """The pool of this machine's plan, with its late tasks run again after so long, or never."""
+def start_pool(arm: str) -> bool:
+    """The pool of this machine's plan, with the arm's options. Returns whether it has all of them."""
     running = runtime.ensure_started()
     options = runtime.pool_options(running.plan)
-    options.late_after_us = late_after_us
+    options.late_after_us, options.scheduling = ARMS[arm]
     nodes = [-1 if node is None else node for node in running.nodes]
     _C.start(options, nodes, running.instruction_set)
+    return all(worker.scheduling == options.scheduling for worker in _C.workers())
 
 
 def make_call(shape: Shape, num_tokens: int) -> Callable[[], None]:
@@ -144,7 +152,7 @@ def places(plan: torch_numa_moe.Plan) -> dict[str, int]:
 def table_lines(cells: list[Cell]) -> list[str]:
     """One line per arm, place and share."""
     header = (
-        f"{'program on':<25} {'busy':>5}  {'late tasks':<11} {'quiet ms: mean':>14} {'p99':>6}   "
+        f"{'program on':<25} {'busy':>5}  {'arm':<11} {'quiet ms: mean':>14} {'p99':>6}   "
         f"{'disturbed: mean':>15} {'p50':>6} {'p99':>6}   {'mean':>5} {'p99':>5} (times the quiet mean)"
     )
     rows = [
@@ -164,7 +172,8 @@ def draw(cells: list[Cell], file: Path) -> None:
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.add_subplot()
     labels = [f"{cell.where}\n{cell.duty:.0%}, {cell.arm}" for cell in cells]
-    colors = ["tab:blue" if cell.arm == "run again" else "tab:gray" for cell in cells]
+    shades = {"run again": "tab:blue", "left alone": "tab:gray", "fifo": "tab:green"}
+    colors = [shades[cell.arm] for cell in cells]
     axes.bar(labels, [cell.mean_ratio for cell in cells], color=colors)
     axes.plot(labels, [cell.p99_ratio for cell in cells], "k_", markersize=20, label="99th percentile")
     axes.axhline(1.0, color="black", linewidth=0.5)
@@ -216,14 +225,17 @@ def main(argv: list[str] | None = None) -> int:
     }
     print("\n".join(machine_lines(machine)), flush=True)
     call = make_call(SHAPES[arguments.shape], arguments.tokens)
-    cells = [Cell(arm, place, duty) for place in where for duty in arguments.duties for arm in ARMS]
+    arms = [arm for arm in ARMS if start_pool(arm)]
+    for arm in ARMS.keys() - set(arms):
+        print(f"skipped: {arm} (real-time scheduling takes CAP_SYS_NICE, or ulimit -r 1)")
+    cells = [Cell(arm, place, duty) for place in where for duty in arguments.duties for arm in arms]
     with (
         torch.inference_mode(),
         tqdm(total=arguments.rounds * len(cells), unit="cell", disable=None) as progress,
     ):
         for _ in range(arguments.rounds):
             for cell in cells:
-                start_pool(ARMS[cell.arm])
+                start_pool(cell.arm)
                 with stopped_program(where[cell.where], cell.duty) as program:
                     time.sleep(SETTLE_SECONDS)
                     cell.quiet += measure(call, arguments.calls)

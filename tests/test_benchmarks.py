@@ -304,6 +304,26 @@ def test_overhead_prints_every_row() -> None:
         assert f"  {row} " in result.stdout
 
 
+def test_intruder_prints_every_arm_and_place(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("there is no worker with a CPU of its own")
+    plot = tmp_path / "intruder.svg"
+    done = _run("intruder.py", "--duties", "100", "--calls", "5", "--rounds", "1", "--plot", str(plot))
+    assert done.returncode == 0, done.stderr
+    skipped = [line for line in done.stdout.splitlines() if line.startswith("skipped: ")]
+    assert all(line.startswith("skipped: fifo (real-time scheduling takes CAP_SYS_NICE") for line in skipped)
+    rows = [line for line in done.stdout.splitlines() if line.startswith("a worker's CPU ")]
+    arms = ["run again", "left alone", *([] if skipped else ["fifo"])]
+    assert [arm for row in rows for arm in arms if f"  {arm} " in row] == arms
+    for row in rows:
+        quiet, p99, mean, median, worst, ratio, worst_ratio = map(float, row.split()[-7:])
+        assert 0 < quiet <= p99 * 1.01
+        assert 0 < median <= worst
+        assert ratio == pytest.approx(mean / quiet, rel=0.1)
+        assert worst_ratio == pytest.approx(worst / quiet, rel=0.1)
+    assert "<svg" in plot.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
