@@ -307,6 +307,7 @@ def test_overhead_prints_every_row() -> None:
 def test_intruder_prints_every_arm_and_place(tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("there is no worker with a CPU of its own")
+    pytest.importorskip("matplotlib")
     plot = tmp_path / "intruder.svg"
     done = _run("intruder.py", "--duties", "100", "--calls", "5", "--rounds", "1", "--plot", str(plot))
     assert done.returncode == 0, done.stderr
