@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 #include <string>
 
@@ -15,6 +16,7 @@
 #include "moe/expert_layout.h"
 #include "moe/runtime.h"
 #include "ops/exit_guard.h"
+#include "pool/duration_histogram.h"
 #include "probe/compute_peak.h"
 #include "probe/read_bandwidth.h"
 
@@ -52,7 +54,8 @@ void bind_runtime(py::module_& module) {
       .def_readwrite("dispatcher_spin_us", &PoolOptions::dispatcher_spin_us)
       .def_readwrite("dispatcher_yields", &PoolOptions::dispatcher_yields)
       .def_readwrite("late_after_us", &PoolOptions::late_after_us)
-      .def_readwrite("scheduling", &PoolOptions::scheduling);
+      .def_readwrite("scheduling", &PoolOptions::scheduling)
+      .def_readwrite("collect_statistics", &PoolOptions::collect_statistics);
   py::class_<PoolCounters>(module, "PoolCounters")
       .def_readonly("dispatches", &PoolCounters::dispatches)
       .def_readonly("dispatcher_spins", &PoolCounters::dispatcher_spins)
@@ -106,6 +109,49 @@ void bind_runtime(py::module_& module) {
   module.def("running_instruction_set", [] {
     const auto runtime = running_runtime();
     return std::string(runtime == nullptr ? "" : instruction_set_name(runtime->instruction_set()));
+  });
+}
+
+// Few of the buckets hold anything.
+std::map<int, uint64_t> filled_buckets(const SiteStatistics& statistics) {
+  std::map<int, uint64_t> filled;
+  int bucket = 0;
+  for (const uint64_t count : statistics.durations.counts) {
+    if (count > 0) filled.emplace(bucket, count);
+    ++bucket;
+  }
+  return filled;
+}
+
+void bind_statistics(py::module_& module) {
+  py::class_<SiteStatistics>(module, "SiteStatistics")
+      .def_readonly("site", &SiteStatistics::site)
+      .def_readonly("thread", &SiteStatistics::thread)
+      .def_readonly("tasks", &SiteStatistics::tasks)
+      .def_readonly("late_tasks", &SiteStatistics::late_tasks)
+      .def_readonly("busy_ns", &SiteStatistics::busy_ns)
+      .def_property_readonly("counts", &filled_buckets)
+      .def_property_readonly("max_ns", [](const SiteStatistics& self) { return self.durations.max_ns; });
+  module.def("statistics", [] {
+    const auto runtime = running_runtime();
+    return runtime == nullptr ? std::vector<SiteStatistics>{} : runtime->pool().statistics();
+  });
+  module.attr("MOST_SITES") = kMostSites;
+  // Addresses of the packed gate/up weights, by site.
+  module.def("sites", [] {
+    const py::gil_scoped_release release;
+    const auto runtime = running_runtime();
+    std::vector<std::uintptr_t> addresses;
+    if (runtime == nullptr) return addresses;
+    for (const void* begin : runtime->sites()) addresses.push_back(reinterpret_cast<std::uintptr_t>(begin));
+    return addresses;
+  });
+  // Least nanoseconds of each bucket of SiteStatistics.counts, and where the last one ends.
+  module.def("duration_buckets", [] {
+    std::vector<int64_t> begins;
+    for (int bucket = 0; bucket <= kDurationBuckets; ++bucket)
+      begins.push_back(duration_bucket_begin(bucket));
+    return begins;
   });
 }
 
@@ -212,6 +258,7 @@ void bind_probes(py::module_& module) {
 PYBIND11_MODULE(_C, module) {
   module.attr("__version__") = NUMA_MOE_VERSION;
   numa_moe::bind_runtime(module);
+  numa_moe::bind_statistics(module);
   numa_moe::bind_memory(module);
   numa_moe::bind_pages(module);
   numa_moe::bind_kernels(module);

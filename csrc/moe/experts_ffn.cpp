@@ -59,6 +59,7 @@ class FfnJob final : public Job {
          std::shared_ptr<Workspace> workspace);
 
   const std::vector<Phase>& phases() const override { return phases_; }
+  int site() const override { return site_; }
   void run_task(const Task& task) override;
   void commit_task(const Task& task) override;
 
@@ -107,6 +108,7 @@ class FfnJob final : public Job {
   Workspace& workspace_;
   const KernelTable& kernels_;
   const Routing routing_;
+  const int site_;
   const int64_t num_groups_;
   const int64_t activation_bytes_;
   const bool repeatable_;
@@ -151,6 +153,7 @@ FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels
       workspace_(*workspace_owner_),
       kernels_(kernels),
       routing_(args.top_k, layout_.num_experts),
+      site_(runtime.site_of(weights_.gate_up)),
       num_groups_(runtime.pool().num_groups()),
       activation_bytes_(kernels_.activation_bytes),
       repeatable_(args.top_k.num_tokens <= kMostRepeatableTokens) {

@@ -63,6 +63,21 @@ std::shared_ptr<Workspace> Runtime::workspace() {
   return workspaces_.emplace_back(std::make_shared<Workspace>(options_.node_per_group));
 }
 
+int Runtime::site_of(const void* gate_up) {
+  if (const auto found = sites_.find(gate_up); found != sites_.end()) return found->second;
+  const auto next = static_cast<int>(sites_.size());
+  if (next >= kMostSites - 1) return kMostSites - 1;
+  sites_.emplace(gate_up, next);
+  return next;
+}
+
+std::vector<const void*> Runtime::sites() {
+  const std::lock_guard lock(workspace_mutex_);
+  std::vector<const void*> begins(sites_.size());
+  for (const auto& [begin, site] : sites_) begins[static_cast<size_t>(site)] = begin;
+  return begins;
+}
+
 int64_t Runtime::workspace_bytes() {
   const std::lock_guard lock(workspace_mutex_);
   int64_t total = 0;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -36,6 +37,11 @@ class Runtime {
   // each layer that a late thread of the pool is still in.
   std::shared_ptr<Workspace> workspace();
   ThreadScratch& thread_scratch(int thread) { return *thread_scratch_[static_cast<size_t>(thread)]; }
+  // The layer whose packed gate/up weights begin there, as the pool's statistics number it: in the order of
+  // their first calls, and the last number for all that come too late. Under the lock.
+  int site_of(const void* gate_up);
+  // Where each site's weights begin, or began. Takes the lock.
+  std::vector<const void*> sites();
   // Of all scratch. Takes the lock.
   int64_t workspace_bytes();
 
@@ -43,6 +49,7 @@ class Runtime {
   RuntimeOptions options_;
   std::mutex workspace_mutex_;
   std::vector<std::shared_ptr<Workspace>> workspaces_;
+  std::unordered_map<const void*, int> sites_;
   std::vector<std::unique_ptr<ThreadScratch>> thread_scratch_;
   ThreadPool pool_;  // the last, so that its threads are gone before what they use
 };

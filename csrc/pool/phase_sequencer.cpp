@@ -9,12 +9,15 @@
 
 namespace numa_moe {
 
-PhaseSequencer::PhaseSequencer(const std::vector<int>& workers_per_group, bool caller_helps)
+PhaseSequencer::PhaseSequencer(const std::vector<int>& workers_per_group, bool caller_helps,
+                               bool collect_statistics)
     : num_groups_(static_cast<int>(workers_per_group.size())),
       caller_helps_(caller_helps),
+      collect_statistics_(collect_statistics),
       first_thread_{0},
       slots_(static_cast<std::size_t>(std::accumulate(workers_per_group.begin(), workers_per_group.end(), 0) +
                                       (caller_helps ? 1 : 0))),
+      thread_statistics_(slots_.size()),
       groups_(workers_per_group.size()) {
   for (const int workers : workers_per_group) first_thread_.push_back(first_thread_.back() + workers);
 }
@@ -28,15 +31,23 @@ void PhaseSequencer::start(Job& job, const std::vector<Phase>& phases, ThreadCou
   failed_.store(false, std::memory_order_relaxed);
   visitors_.store(0, std::memory_order_relaxed);
   completion_.arm();
+  if (collect_statistics_) {
+    if (++job_number_ == 0) ++job_number_;
+    site_ = std::clamp(job.site(), 0, kMostSites - 1);
+    started_ns_ = now_ns();
+  }
   open_all(0, counters);
 }
 
 void PhaseSequencer::run_tasks(int group_index, int thread, ThreadCounters& counters) {
   Group& group = this->group(group_index);
   TaskSlot& own = slot(thread);
+  ThreadStatistics& statistics = thread_statistics_[static_cast<std::size_t>(thread)];
   for (;;) {
     int32_t finished = 0;
     int phase = 0;
+    int64_t begin_ns = 0;  // 0: none begun that is counted
+    int32_t committed = 0;
     for (;;) {
       const ClaimWord::Value claimed = group.claim.claim();
       const int32_t unclaimed = ClaimWord::unclaimed(claimed);
@@ -47,26 +58,52 @@ void PhaseSequencer::run_tasks(int group_index, int thread, ThreadCounters& coun
       phase = group.phase.load(std::memory_order_relaxed);
       const int32_t index = group.num_tasks.load(std::memory_order_relaxed) - unclaimed;
       const Task task{phase, group_index, index, thread};
+      const uint32_t number = group.job_number.load(std::memory_order_relaxed);
+      if (number != 0 && (begin_ns == 0 || !statistics.is_in(number))) {
+        const int64_t now = now_ns();
+        // It was late in a job, and is in the next one now.
+        if (begin_ns != 0) statistics.worked(now - begin_ns, committed);
+        begin_ns = now;
+        committed = 0;
+        enter_job(group, number, statistics);
+      }
       if (!group.repeatable.load(std::memory_order_relaxed)) {
         run_task(job, task);
         ++finished;
+        ++committed;
         continue;
       }
       const TaskSlot::Value shown = TaskSlot::started(ClaimWord::epoch(claimed), index, finished);
       const auto begin = std::chrono::steady_clock::now();
       own.start(shown);
-      // Taken: whoever took it has reported it, and with it those finished before. The phase may be over.
-      finished = run_repeatable_task(job, task, shown) ? finished + 1 : 0;
+      if (run_repeatable_task(job, task, shown)) {
+        ++finished;
+        ++committed;
+      } else {
+        // Taken: whoever took it has reported it, and with it those finished before. The phase may be over.
+        finished = 0;
+        if (number != 0) statistics.was_late();
+      }
       own.last_task_ns =
           std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - begin)
               .count();
       if (finished == TaskSlot::kMostUnreported) break;
     }
-    if (finished == 0) return;
     // Reported together, once there is nothing more to claim: the phase can't end meanwhile, and each
     // thread writes to the shared count once per phase instead of once per task.
-    report(group_index, phase, finished, counters);
+    if (finished > 0) report(group_index, phase, finished, counters);
+    // Nobody waits any longer for what this thread counts now.
+    if (begin_ns != 0) statistics.worked(now_ns() - begin_ns, committed);
+    if (finished == 0) return;
   }
+}
+
+// By a thread of the group that has a task of the job, and hasn't given it up: nobody opens another one.
+void PhaseSequencer::enter_job(const Group& group, uint32_t number, ThreadStatistics& statistics) {
+  if (statistics.is_in(number)) return;
+  statistics.enter(number, group.site.load(std::memory_order_relaxed),
+                   {number - 1, group.finished_site.load(std::memory_order_relaxed),
+                    group.finished_ns.load(std::memory_order_relaxed)});
 }
 
 void PhaseSequencer::report(int group_index, int phase, int32_t finished, ThreadCounters& counters) {
@@ -151,6 +188,7 @@ bool PhaseSequencer::rerun_late_task(int group_index, int thread, ThreadCounters
       return false;
     }
     counters.late_tasks.add();
+    const int64_t begin_ns = now_ns();
     const Task task{phase, group_index, TaskSlot::index(shown), thread};
     std::exception_ptr error;
     const bool skipped = failed_.load(std::memory_order_relaxed);
@@ -167,6 +205,10 @@ bool PhaseSequencer::rerun_late_task(int group_index, int thread, ThreadCounters
       return true;
     }
     counters.late_tasks_won.add();
+    // The task is this thread's now, so the job can't end before the report.
+    const uint32_t number = group.job_number.load(std::memory_order_relaxed);
+    ThreadStatistics& statistics = thread_statistics_[static_cast<std::size_t>(thread)];
+    if (number != 0) enter_job(group, number, statistics);
     if (error != nullptr) {
       fail(std::move(error));
     } else if (!skipped) {
@@ -175,6 +217,7 @@ bool PhaseSequencer::rerun_late_task(int group_index, int thread, ThreadCounters
     // Left before the report, like everyone: with it the job may be complete.
     own.leave();
     report(group_index, phase, TaskSlot::unreported(shown) + 1, counters);
+    if (number != 0) statistics.worked(now_ns() - begin_ns, 1);
     return true;
   });
 }
@@ -240,6 +283,10 @@ void PhaseSequencer::open(int group_index, int phase, int32_t num_tasks, ThreadC
   group.job.store(job_, std::memory_order_relaxed);
   group.phase.store(phase, std::memory_order_relaxed);
   group.num_tasks.store(num_tasks, std::memory_order_relaxed);
+  group.job_number.store(job_number_, std::memory_order_relaxed);
+  group.site.store(static_cast<int16_t>(site_), std::memory_order_relaxed);
+  group.finished_site.store(static_cast<int16_t>(finished_site_), std::memory_order_relaxed);
+  group.finished_ns.store(finished_ns_, std::memory_order_relaxed);
   group.repeatable.store((*phases_)[static_cast<std::size_t>(phase)].repeatable, std::memory_order_relaxed);
   group.unfinished.store(num_tasks, std::memory_order_relaxed);
   const bool sleepers = group.claim.open(num_tasks);
@@ -257,6 +304,7 @@ void PhaseSequencer::open(int group_index, int phase, int32_t num_tasks, ThreadC
 }
 
 void PhaseSequencer::complete(ThreadCounters& counters) {
+  if (collect_statistics_) completed_ns_ = now_ns();
   const bool asleep = completion_.set_complete();
   // From here on the next job may have started: nothing of this one is touched. A wake that comes late is
   // one that its sleeper didn't expect, and it looks again.
@@ -267,6 +315,22 @@ void PhaseSequencer::complete(ThreadCounters& counters) {
   } else {
     counters.wakes_skipped.add();
   }
+}
+
+void PhaseSequencer::count_finished_job() {
+  if (!collect_statistics_) return;
+  finished_site_ = site_;
+  finished_ns_ = completed_ns_ - started_ns_;
+  job_statistics_.job_took(finished_site_, finished_ns_);
+}
+
+std::vector<SiteStatistics> PhaseSequencer::statistics() const {
+  std::vector<SiteStatistics> all;
+  for (std::size_t thread = 0; thread < thread_statistics_.size(); ++thread) {
+    thread_statistics_[thread].append_to(all, static_cast<int>(thread));
+  }
+  job_statistics_.append_to(all, -1);
+  return all;
 }
 
 void PhaseSequencer::rouse(int group_index, ThreadCounters& counters) {

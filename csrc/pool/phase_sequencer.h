@@ -22,6 +22,7 @@
 #include "pool/task_slot.h"
 #include "pool/thread_counters.h"
 #include "pool/thread_pool.h"
+#include "pool/thread_statistics.h"
 
 namespace numa_moe {
 
@@ -29,7 +30,7 @@ class PhaseSequencer {
  public:
   // workers_per_group: threads are numbered through the groups. caller_helps: one more thread, the last, is
   // of group 0, and completion() has to be recalled by those who open a phase of it.
-  PhaseSequencer(const std::vector<int>& workers_per_group, bool caller_helps);
+  PhaseSequencer(const std::vector<int>& workers_per_group, bool caller_helps, bool collect_statistics);
 
   // The memory of a group's shared state, for a thread of the group to touch first, and then construct().
   OwnPage<Group>& group_page(int group) { return groups_[static_cast<std::size_t>(group)]; }
@@ -58,6 +59,11 @@ class PhaseSequencer {
   // What the first task that failed threw, or null. After completion, by the thread that called start().
   std::exception_ptr take_error();
 
+  // Counts the job that is complete. By the thread that called start(), before it calls it again.
+  void count_finished_job();
+  // By any thread.
+  std::vector<SiteStatistics> statistics() const;
+
   // Makes the group's threads look again, though there is nothing to claim. Between jobs.
   void rouse(int group, ThreadCounters& counters);
 
@@ -75,6 +81,7 @@ class PhaseSequencer {
   void complete(ThreadCounters& counters);
   void run_task(Job& job, const Task& task);
   bool run_repeatable_task(Job& job, const Task& task, TaskSlot::Value shown);
+  void enter_job(const Group& group, uint32_t number, ThreadStatistics& statistics);
   void report(int group, int phase, int32_t finished, ThreadCounters& counters);
   void fail(std::exception_ptr error);
   TaskSlot& slot(int thread) { return slots_[static_cast<std::size_t>(thread)]; }
@@ -83,13 +90,21 @@ class PhaseSequencer {
 
   const int num_groups_;
   const bool caller_helps_;
+  const bool collect_statistics_;
   std::vector<int> first_thread_;  // of each group, and the end
 
   std::vector<TaskSlot> slots_;  // of each thread
+  std::vector<ThreadStatistics> thread_statistics_;
+  ThreadStatistics job_statistics_;  // by the thread in start()
 
   // Constant during a job: written by start(), read by those who open phases.
   Job* job_ = nullptr;
   const std::vector<Phase>* phases_ = nullptr;
+  uint32_t job_number_ = 0;  // 0: nobody counts
+  int site_ = -1;
+  int64_t started_ns_ = 0;
+  int finished_site_ = -1;  // of the job before
+  int64_t finished_ns_ = 0;
 
   // Read before each task, written at most once per job by a task that fails. Relaxed: it only saves
   // work. error_ is written by the thread that sets it, and read after completion.
@@ -99,6 +114,7 @@ class PhaseSequencer {
   // Since start(). Hardly ever written.
   alignas(kSharingDistance) std::atomic<uint32_t> visitors_{0};
 
+  int64_t completed_ns_ = 0;  // written by who completes the job, read after completion
   alignas(kSharingDistance) std::atomic<int> groups_left_{0};
   alignas(kSharingDistance) CompletionSignal completion_;
   alignas(kSharingDistance) std::vector<OwnPage<Group>> groups_;

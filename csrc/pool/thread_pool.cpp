@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "pool/arguments.h"
+#include "pool/duration_histogram.h"
 #include "pool/late_jobs.h"
 #include "pool/late_tasks.h"
 #include "pool/membership.h"
@@ -95,6 +96,7 @@ class ThreadPool::Implementation {
   int num_workers() const { return num_workers_; }
   bool workers_spin() const { return workers_spin_; }
   PoolCounters counters() const;
+  std::vector<SiteStatistics> statistics() const { return sequencer_.statistics(); }
   std::vector<WorkerState> worker_states() const;
 
  private:
@@ -124,7 +126,7 @@ class ThreadPool::Implementation {
 ThreadPool::Implementation::Implementation(PoolOptions options)
     : options_((check_options(options), std::move(options))),
       num_workers_(count_workers(options_)),
-      sequencer_(workers_per_group(options_), options_.caller_helps),
+      sequencer_(workers_per_group(options_), options_.caller_helps, options_.collect_statistics),
       context_(this, sequencer_, num_workers_, options_.scheduling),
       workers_(static_cast<std::size_t>(num_workers_)) {
   try {
@@ -212,6 +214,7 @@ void ThreadPool::Implementation::run(Job& job, std::shared_ptr<Job> owner) {
     const std::lock_guard lock(dispatching_);
     late_jobs_.release();
     dispatch(job, phases);
+    sequencer_.count_finished_job();
     if (sequencer_.was_visited()) late_jobs_.keep(std::move(owner), sequencer_.slots());
     error = sequencer_.take_error();
   }
@@ -289,6 +292,15 @@ std::vector<WorkerState> ThreadPool::Implementation::worker_states() const {
   return states;
 }
 
+Durations Durations::of(const DurationHistogram& histogram) {
+  Durations durations;
+  for (int bucket = 0; bucket < kDurationBuckets; ++bucket) {
+    durations.counts.push_back(histogram.count(bucket));
+  }
+  durations.max_ns = histogram.max();
+  return durations;
+}
+
 ThreadPool::ThreadPool(PoolOptions options)
     : implementation_(std::make_unique<Implementation>(std::move(options))) {}
 ThreadPool::~ThreadPool() = default;
@@ -314,6 +326,7 @@ int ThreadPool::threads_in_group(int group) const {
 const PoolOptions& ThreadPool::options() const { return implementation_->options(); }
 bool ThreadPool::workers_spin() const { return implementation_->workers_spin(); }
 PoolCounters ThreadPool::counters() const { return implementation_->counters(); }
+std::vector<SiteStatistics> ThreadPool::statistics() const { return implementation_->statistics(); }
 std::vector<WorkerState> ThreadPool::workers() const { return implementation_->worker_states(); }
 
 }  // namespace numa_moe

@@ -27,6 +27,9 @@ enum class Barrier : uint8_t {
   kPool,   // no group starts its next phase before every group has finished this one
 };
 
+// Sites that statistics can tell apart, see Job::site().
+inline constexpr int kMostSites = 512;
+
 struct Phase {
   std::vector<int32_t> tasks_per_group;  // one count per group, each >= 0
   Barrier barrier = Barrier::kPool;      // what ends this phase
@@ -54,20 +57,24 @@ class Job {
   // For repeatable phases: makes known what run_task() computed last on this thread. Called once per task,
   // right after a run_task() that has thrown nothing.
   virtual void commit_task(const Task& /*task*/) {}
+  // Where in the program the job comes from, such as a layer: 0 <= site() < kMostSites. Statistics are kept
+  // for each site; the last is for whatever has none of its own.
+  virtual int site() const { return kMostSites - 1; }
 };
 
 struct PoolOptions {
   // One worker per entry; a CPU number, or -1: unpinned. A group may be empty only if it is group 0 and
   // the caller helps.
   std::vector<std::vector<int>> cpus_per_group;
-  bool caller_helps = false;         // the thread in run() claims tasks too (of group 0)
-  int64_t worker_spin_us = 50;       // how long an idle worker spins before it parks, microseconds
-  int64_t dispatcher_spin_us = 20;   // how long a wait in run() spins before it yields, microseconds
-  int64_t dispatcher_yields = 128;   // how often run() yields, all its waits together, before it parks
+  bool caller_helps = false;  // the thread in run() claims tasks too (of group 0)
+  int64_t worker_spin_us = 50;  // how long an idle worker spins before it parks, microseconds
+  int64_t dispatcher_spin_us = 20;  // how long a wait in run() spins before it yields, microseconds
+  int64_t dispatcher_yields = 128;  // how often run() yields, all its waits together, before it parks
   // A thread that has waited for so long for another one's task runs it again; -1: never. Only threads that
   // spin do, see workers_spin().
   int64_t late_after_us = 50;
   Scheduling scheduling = Scheduling::kNormal;  // of workers that could be pinned
+  bool collect_statistics = true;  // see ThreadPool::statistics()
 };
 
 // Running totals since the pool started. Reading them is safe at any time.
@@ -94,6 +101,27 @@ struct WorkerState {
 
   // Whether it can run on the requested CPU alone: the call that pins may report success and do nothing.
   bool pinned() const { return allowed.size() == 1 && allowed.front() == requested_cpu; }
+};
+
+// How often durations came up, by size.
+struct Durations {
+  std::vector<uint64_t> counts;  // per bucket of duration_histogram.h
+  int64_t max_ns = 0;
+
+  static Durations of(const class DurationHistogram& histogram);
+};
+
+// Running totals of one thread at one site, since the pool started.
+struct SiteStatistics {
+  int site = 0;
+  int thread = 0;  // as in Task; -1: of the jobs as a whole
+  uint64_t tasks = 0;  // that the thread has run
+  uint64_t late_tasks = 0;  // of those, the ones that another thread has run again and finished earlier
+  uint64_t busy_ns = 0;  // time that they took
+  // Of a thread: per job, the part of its time in which the thread had nothing to do. A job is counted when
+  // the thread comes to the next one, and not at all if it sleeps through the whole of that. Of the jobs as a
+  // whole: how long they took.
+  Durations durations;
 };
 
 class ThreadPool {
@@ -131,6 +159,9 @@ class ThreadPool {
   bool workers_spin() const;
 
   PoolCounters counters() const;
+  // Where something was counted, by thread and site. Safe at any time; not one moment's: numbers that are
+  // read late are newer.
+  std::vector<SiteStatistics> statistics() const;
   std::vector<WorkerState> workers() const;  // affinity read back at the time of the call
 
  private:

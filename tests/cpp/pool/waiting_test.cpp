@@ -135,11 +135,22 @@ TEST(Waiting, TheDispatcherYieldsAtMostSoOftenPerRun) {
     ThreadPool pool(options);
     constexpr uint64_t kRuns = 20;
     const int dispatcher = calling_thread_id();
-    FunctionJob job({{{0, 1}, Barrier::kPool}, {{1, 0}, Barrier::kPool}, {{0, 1}, Barrier::kPool}},
+    // In between every thread of group 0 has a task, so that a helping caller has to wait twice.
+    const int32_t threads = caller_helps ? 2 : 1;
+    std::atomic<int32_t> arrived{0};
+    FunctionJob job({{{0, 1}, Barrier::kPool}, {{threads, 0}, Barrier::kPool}, {{0, 1}, Barrier::kPool}},
                     [&](const Task& task) {
-                      if (task.group == 1) wait_for([&] { return thread_status(dispatcher) == 'S'; });
+                      if (task.group == 1) {
+                        wait_for([&] { return thread_status(dispatcher) == 'S'; });
+                      } else {
+                        arrived += 1;
+                        while (arrived < threads) std::this_thread::yield();
+                      }
                     });
-    for (uint64_t run = 0; run < kRuns; ++run) pool.run(job);
+    for (uint64_t run = 0; run < kRuns; ++run) {
+      arrived = 0;
+      pool.run(job);
+    }
     EXPECT_EQ(pool.counters().dispatcher_yields, 7 * kRuns);
     EXPECT_EQ(pool.counters().dispatcher_spins, 0u);
   }
