@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torch_numa_moe
-from torch_numa_moe import runtime
+from torch_numa_moe import _C, runtime
 
 # What else this machine does is no matter of tests, and must not add to the lines that they expect.
 os.environ.setdefault("NUMA_MOE_WATCH", "0")
@@ -26,3 +26,10 @@ def fresh_runtime() -> Iterator[None]:
     yield
     runtime._settings = None
     torch_numa_moe.stop()
+
+
+@pytest.fixture
+def bits_of_any_batch(fresh_runtime: None) -> None:
+    """The best instruction set with which a token has the same bits in any batch: docs/determinism.md."""
+    if "amx" in _C.supported_instruction_sets():
+        torch_numa_moe.configure(isa="avx512bf16")

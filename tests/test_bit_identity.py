@@ -1,7 +1,7 @@
 """What is guaranteed to the bit: see docs/determinism.md.
 
 A token's result depends on its hidden state, its experts, their weights and the instruction set; not on
-the number of workers, of slices, on the batch it is in, or on timing.
+the number of workers, of slices, on the batch it is in (but with AMX), or on timing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_tensors_and_pool_may_be_split_differently(slices: str, fresh_runtime: N
 
 
 @pytest.mark.parametrize("packed_format", FORMATS)
-def test_same_bits_in_any_batch(packed_format: str) -> None:
+def test_same_bits_in_any_batch(packed_format: str, bits_of_any_batch: None) -> None:
     layer = random_layer(6, 128, 80, dtype=FORMATS[packed_format])
     packed = pack_experts(layer.gate_up_proj, layer.down_proj, format=packed_format)
     tokens = 300

@@ -135,7 +135,7 @@ def dense_reference(
     return out
 
 
-def test_chunks_of_long_inputs_do_not_change_bits(fresh_runtime: None) -> None:
+def test_chunks_of_long_inputs_do_not_change_bits(bits_of_any_batch: None) -> None:
     """20,000 tokens are computed in several chunks; each token's bits are those it has alone."""
     layer = random_layer(2, 2048, 512, dtype=torch.bfloat16)
     packed = pack_experts(layer.gate_up_proj, layer.down_proj)
