@@ -149,8 +149,9 @@ void bind_statistics(py::module_& module) {
   // Least nanoseconds of each bucket of SiteStatistics.counts, and where the last one ends.
   module.def("duration_buckets", [] {
     std::vector<int64_t> begins;
-    for (int bucket = 0; bucket <= kDurationBuckets; ++bucket)
+    for (int bucket = 0; bucket <= kDurationBuckets; ++bucket) {
       begins.push_back(duration_bucket_begin(bucket));
+    }
     return begins;
   });
 }

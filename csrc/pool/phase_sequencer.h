@@ -81,7 +81,7 @@ class PhaseSequencer {
   void complete(ThreadCounters& counters);
   void run_task(Job& job, const Task& task);
   bool run_repeatable_task(Job& job, const Task& task, TaskSlot::Value shown);
-  void enter_job(const Group& group, uint32_t number, ThreadStatistics& statistics);
+  static void enter_job(const Group& group, uint32_t number, ThreadStatistics& statistics);
   void report(int group, int phase, int32_t finished, ThreadCounters& counters);
   void fail(std::exception_ptr error);
   TaskSlot& slot(int thread) { return slots_[static_cast<std::size_t>(thread)]; }
