@@ -43,6 +43,7 @@ from torch_numa_moe.packing import PackedExperts, UnpackedExperts, pack_experts 
 from torch_numa_moe.placement import SlicePlacement  # noqa: E402
 from torch_numa_moe.plan import Plan  # noqa: E402
 from torch_numa_moe.runtime import configure, plan, stop  # noqa: E402
+from torch_numa_moe.statistics import Statistics, stats  # noqa: E402
 
 # A library stays silent unless its user sets up logging; warnings still reach stderr by default.
 logging.getLogger("torch_numa_moe")
@@ -53,6 +54,7 @@ __all__ = [
     "PatchedModule",
     "Plan",
     "SlicePlacement",
+    "Statistics",
     "UnpackedExperts",
     "UnsupportedExpertsError",
     "__version__",
@@ -60,6 +62,7 @@ __all__ = [
     "pack_experts",
     "patch",
     "plan",
+    "stats",
     "stop",
     "unpatch",
     "verify_placement",

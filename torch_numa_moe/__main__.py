@@ -1,4 +1,4 @@
-"""``python -m torch_numa_moe``: the demo; what the pool would do here, what hinders it, what it is worth."""
+"""``python -m torch_numa_moe``: the demo; what the pool would do here, what hinders it, what it does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from torch_numa_moe.doctor.command import add_arguments as add_doctor_arguments
+from torch_numa_moe.statistics.top import add_arguments as add_top_arguments
 from torch_numa_moe.study.command import add_arguments as add_study_arguments
 
 
@@ -39,6 +40,12 @@ def _bench(arguments: argparse.Namespace) -> int:
     return command.run(arguments)
 
 
+def _top(arguments: argparse.Namespace) -> int:
+    from torch_numa_moe.statistics import top
+
+    return top.run(arguments)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs a subcommand; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m torch_numa_moe", description=__doc__)
@@ -69,6 +76,10 @@ def main(argv: list[str] | None = None) -> int:
     bench = commands.add_parser("bench", help="measure what the split across NUMA nodes is worth here")
     add_study_arguments(bench)
     bench.set_defaults(run=_bench)
+
+    top = commands.add_parser("top", help="show what the pool of a running program does, live")
+    add_top_arguments(top)
+    top.set_defaults(run=_top)
 
     arguments = parser.parse_args(argv)
     return int(arguments.run(arguments))

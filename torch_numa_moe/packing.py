@@ -12,6 +12,7 @@ from torch_numa_moe import _C, runtime
 from torch_numa_moe.formats import PANEL_WIDTH, WeightFormat, find_format
 from torch_numa_moe.page_cache import page_out
 from torch_numa_moe.placement import PlacedTensors, SlicePlacement, measure_placements, report_placement
+from torch_numa_moe.statistics.collect import remember
 
 __all__ = ["PackedExperts", "UnpackedExperts", "pack_experts"]
 
@@ -109,6 +110,8 @@ class PackedExperts:
         num_experts, hidden_size, intermediate_size: sizes of the layer.
         format: name of the weight format.
         activation, alpha, limit, gated: see :func:`pack_experts`.
+        name: what :func:`torch_numa_moe.stats` calls the layer, or "". :func:`torch_numa_moe.patch` sets the
+            module's name.
         placement: where each slice is, as read back from the kernel (empty until packed).
     """
 
@@ -153,6 +156,7 @@ class PackedExperts:
         self.alpha = alpha
         self.limit = None if limit is None or math.isinf(limit) else limit
         self.gated = gated
+        self.name = ""
         self.placement: tuple[SlicePlacement, ...] = ()
         self._transposed = False
         self._interleaved = False
@@ -194,6 +198,7 @@ class PackedExperts:
         self._bind_errors = tuple(
             first or second for first, second in zip(gate_up.bind_errors, down.bind_errors, strict=True)
         )
+        remember(self)
         self.gate_up_bias: torch.Tensor | None = None
         self.down_bias: torch.Tensor | None = None
         if gate_up_bias:

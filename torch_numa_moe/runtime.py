@@ -15,6 +15,8 @@ from torch_numa_moe.limits import read_limits
 from torch_numa_moe.plan import Plan, make_plan
 from torch_numa_moe.room import RoomShortage, ShortageLog, find_shortages
 from torch_numa_moe.settings import Settings, override, read_settings
+from torch_numa_moe.statistics import stats
+from torch_numa_moe.statistics.server import StatisticsServer
 from torch_numa_moe.topology import read_topology
 from torch_numa_moe.watch import Watch
 
@@ -29,11 +31,13 @@ class RunningRuntime:
         plan: what it was started from.
         nodes: per slice, the NUMA node of new packed experts, or None if they may lie anywhere.
         instruction_set: the kernels in use.
+        started: when, on the monotonic clock, in seconds.
     """
 
     plan: Plan
     nodes: tuple[int | None, ...]
     instruction_set: str
+    started: float
 
 
 _EXIT_GRACE_SECONDS = 0.02
@@ -42,16 +46,20 @@ _lock = threading.RLock()
 _settings: Settings | None = None  # None: from the environment
 _running: RunningRuntime | None = None
 _watch: Watch | None = None
+_server: StatisticsServer | None = None
 _shortages = ShortageLog()
 
 
 def _forget_after_fork() -> None:
     # The child has no worker threads (the C++ side has let go of them) and may have been forked while
     # another thread held the lock.
-    global _lock, _running, _watch
+    global _lock, _running, _watch, _server
     _lock = threading.RLock()
     _running = None
     _watch = None
+    if _server is not None:
+        _server.forget()
+    _server = None
 
 
 os.register_at_fork(after_in_child=_forget_after_fork)
@@ -149,8 +157,8 @@ def configure(
         isa: highest instruction set to use (``NUMA_MOE_ISA``).
         huge_pages: ``"explicit"``, ``"transparent"`` or ``"none"``, for weights packed from now on
             (``NUMA_MOE_HUGE_PAGES``).
-        watch: whether to look for other programs on the workers' CPUs, and log who they are
-            (``NUMA_MOE_WATCH``).
+        watch: whether to look for other programs on the workers' CPUs, and log who they are; and to answer
+            ``python -m torch_numa_moe top`` (``NUMA_MOE_WATCH``).
         sched: ``"normal"``, ``"fifo"`` or ``"rr"``: whether workers go before other programs on their CPUs
             (``NUMA_MOE_SCHED``).
 
@@ -191,6 +199,12 @@ def ensure_started() -> RunningRuntime:
         return _running
 
 
+def running() -> RunningRuntime | None:
+    """What is running, or None."""
+    with _lock:
+        return _running if _C.is_running() else None
+
+
 def stop() -> None:
     """Stops the pool: its threads end when running calls have. The next call starts it again."""
     global _running
@@ -218,15 +232,23 @@ def _choose_instruction_set(settings: Settings) -> str:
 
 
 def _stop_watch() -> None:
-    global _watch
+    global _watch, _server
     watch, _watch = _watch, None
     if watch is not None:
         watch.stop()
+    server, _server = _server, None
+    if server is not None:
+        server.stop()
 
 
 def _start_watch(settings: Settings, chosen: Plan) -> None:
-    """Where workers have CPUs of their own, which somebody else may come to."""
-    global _watch
+    """Of workers with CPUs of their own, which somebody else may come to; and tells ``top`` about all."""
+    global _watch, _server
+    if settings.watch is not False:
+        try:
+            _server = StatisticsServer(lambda: stats().to_json())
+        except OSError as error:
+            logger.info("`python -m torch_numa_moe top` can't ask this process: %s", error)
     workers = {worker.thread_id: worker.requested_cpu for worker in _C.workers() if worker.pinned}
     if settings.watch is not False and workers:
         _watch = Watch(workers, chosen)
@@ -249,7 +271,7 @@ def _start() -> None:
     if chosen.scheduling != "normal":
         _log_scheduling(chosen.scheduling)
     nodes = tuple(group.node for group in chosen.groups)
-    _running = RunningRuntime(chosen, nodes, instruction_set)
+    _running = RunningRuntime(chosen, nodes, instruction_set, time.monotonic())
     _start_watch(settings, chosen)
 
 

@@ -95,6 +95,8 @@ def patch(model: nn.Module, format: str = "auto", *, progress: bool = True) -> P
         _roll_back(started)
         raise
     states = {name: state for name, module in modules.items() if (state := packed_state(module)) is not None}
+    for name, state in states.items():
+        state.packed.name = name
     verify_modules(states.values())
     entries = [PatchedModule.of(name, state) for name, state in states.items()]
     return PatchReport(tuple(entries), tuple(sorted(implementations - {IMPLEMENTATION})))
