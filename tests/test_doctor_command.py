@@ -63,7 +63,7 @@ def test_knobs_by_default(plan_of: PlanOf) -> None:
         Knob("NUMA_MOE_SPLIT", "split", "plan", "split across NUMA nodes 0-1: 1 + 1 workers"),
         Knob("NUMA_MOE_WORKERS", "2", "plan", "a worker per core, but for 2 that are left to others"),
         Knob("NUMA_MOE_SPIN_US", "50", "default"),
-        Knob("NUMA_MOE_DISPATCHER_YIELDS", "128", "default"),
+        Knob("NUMA_MOE_DISPATCHER_YIELDS", "512", "default"),
         Knob("NUMA_MOE_ISA", "avx2", "default", "the best that this CPU offers"),
         Knob("NUMA_MOE_HUGE_PAGES", "explicit", "default", "transparent ones where too few are reserved"),
         Knob("NUMA_MOE_WATCH", "on", "default", "names intruders in the log"),

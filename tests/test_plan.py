@@ -638,7 +638,7 @@ def test_description(plan_of: PlanOf) -> None:
     )
     waiting = (
         "  waiting: a worker spins 50 us, then sleeps; "
-        "the calling thread spins 20 us, yields 128 times, then sleeps"
+        "the calling thread spins 20 us, yields 512 times, then sleeps"
     )
     legend = (
         "machine: 2 NUMA nodes; a letter per CPU, a word per core: "

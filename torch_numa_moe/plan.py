@@ -57,9 +57,12 @@ MAX_REAL_TIME_SPIN_US = 1000
 DEFAULT_DISPATCHER_SPIN_US = 20
 """How long a waiting call spins before it yields."""
 
-DEFAULT_DISPATCHER_YIELDS = 128
-"""How often a waiting call yields before it sleeps. Yielding without a bound costs system CPU time for as
-long as the call waits."""
+DEFAULT_DISPATCHER_YIELDS = 512
+"""How often a waiting call yields before it sleeps: for about a quarter of a millisecond.
+
+To be woken took 40 us where it was measured (``benchmarks/pool.py --only wait``), so sleeping adds a sixth to
+a wait that is just too long; with 128 it added a third. With many more, calls of 7 ms would spend more than
+1/20 of the system time of yielding without a bound."""
 
 
 @dataclass(frozen=True)

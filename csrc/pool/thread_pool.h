@@ -69,7 +69,7 @@ struct PoolOptions {
   bool caller_helps = false;  // the thread in run() claims tasks too (of group 0)
   int64_t worker_spin_us = 50;  // how long an idle worker spins before it parks, microseconds
   int64_t dispatcher_spin_us = 20;  // how long a wait in run() spins before it yields, microseconds
-  int64_t dispatcher_yields = 128;  // how often run() yields, all its waits together, before it parks
+  int64_t dispatcher_yields = 512;  // how often run() yields, all its waits together, before it parks
   // A thread that has waited for so long for another one's task runs it again; -1: never. Only threads that
   // spin do, see workers_spin().
   int64_t late_after_us = 50;
