@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+import torch_numa_moe
+
 # What decides which instructions the arms and the probes use.
 TELLING_FLAGS = (
     *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -32,7 +34,8 @@ def describe_machine() -> dict[str, object]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: version(name) for name in ("transformers", "torch_numa_moe")},
+        "transformers": version("transformers"),
+        "torch_numa_moe": torch_numa_moe.__version__,
     }
 
 

@@ -1,0 +1,20 @@
+// One arm's turn: so many dispatches in a row, what each took, and what they cost.
+#pragma once
+
+#include <string>
+
+#include "arm.h"
+
+struct VisitPlan {
+  int64_t num_shards = 0;
+  Work work;
+  int64_t uncounted = 0;   // dispatches before
+  int64_t dispatches = 0;  // dispatches that are measured
+};
+
+// Prints a line of JSON: the members that are given, wall_us of every dispatch, user_us and system_us of the
+// process per dispatch, and the pool's counters per dispatch.
+void print_visit(Arm& arm, const VisitPlan& plan, const std::string& members);
+
+// Long enough for the threads of every pool to have gone to sleep.
+void let_others_sleep();
