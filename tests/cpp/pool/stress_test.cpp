@@ -1,6 +1,7 @@
 // Random jobs on random pools whose threads stand still at random places. Every task checks by plain reads
-// that what it may rely on is there. NUMA_MOE_STRESS_SECONDS says how long each test goes on (with at least
-// one pool), NUMA_MOE_STRESS_SEED where the random sequence starts.
+// that what it may rely on is there. NUMA_MOE_STRESS_SECONDS says how long each test goes on, or
+// NUMA_MOE_STRESS_JOBS for how many jobs (with at least one pool), NUMA_MOE_STRESS_SEED where the random
+// sequence starts.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -130,6 +131,7 @@ class RandomPool {
 void stress(uint32_t stall_rarity) {
   const auto seconds = std::chrono::seconds(from_environment("NUMA_MOE_STRESS_SECONDS", 5));
   const auto first_seed = static_cast<uint64_t>(from_environment("NUMA_MOE_STRESS_SEED", 1));
+  const int64_t jobs = from_environment("NUMA_MOE_STRESS_JOBS", 0);
   const auto end = std::chrono::steady_clock::now() + seconds;
   CheckedJob job;
   int64_t number = 0;
@@ -146,7 +148,7 @@ void stress(uint32_t stall_rarity) {
       ASSERT_EQ(job.faults(), 0) << "job " << number;
     }
     EXPECT_EQ(pool.counters().dispatches, static_cast<uint64_t>(kJobsPerPool));
-  } while (std::chrono::steady_clock::now() < end);
+  } while (jobs > 0 ? number < jobs : std::chrono::steady_clock::now() < end);
   std::cout << number << " jobs on " << number / kJobsPerPool << " pools\n";
 }
 
