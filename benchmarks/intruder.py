@@ -31,6 +31,7 @@ import torch
 from machine import describe_machine
 from problem_set import SHAPES, Shape, make_hidden_states, make_routing, make_weights
 from report import machine_lines
+from summary import percentile
 from tqdm import tqdm
 
 import torch_numa_moe
@@ -77,11 +78,6 @@ class Cell:
     def p99_ratio(self) -> float:
         """Of the disturbed calls, over the mean of the quiet ones."""
         return percentile(self.disturbed, 99) / statistics.fmean(self.quiet)
-
-
-def percentile(values: list[float], percent: int) -> float:
-    """The value that so many percent are not above."""
-    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
 @contextlib.contextmanager

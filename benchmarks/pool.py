@@ -34,7 +34,7 @@ from typing import Any, TextIO
 import torch
 from machine import describe_machine
 from report import machine_lines
-from summary import percentiles
+from summary import percentile, percentiles
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
@@ -216,17 +216,13 @@ def intruder_lines(comparison: Comparison) -> list[str]:
         disturbed = comparison.disturbed[arm]
         mean = statistics.fmean(quiet.wall)
         lines.append(
-            f"  {PLACES[place]:<25} {percent:>4}%  {arm:<12} {mean:>14.0f} {percent_99(quiet.wall):>8.0f}   "
-            f"{statistics.fmean(disturbed.wall):>15.0f} {statistics.median(disturbed.wall):>8.0f} "
-            f"{percent_99(disturbed.wall):>8.0f}   {statistics.fmean(disturbed.wall) / mean:>5.2f} "
-            f"{percent_99(disturbed.wall) / mean:>5.2f}"
+            f"  {PLACES[place]:<25} {percent:>4}%  {arm:<12} {mean:>14.0f} "
+            f"{percentile(quiet.wall, 99):>8.0f}   {statistics.fmean(disturbed.wall):>15.0f} "
+            f"{statistics.median(disturbed.wall):>8.0f} {percentile(disturbed.wall, 99):>8.0f}   "
+            f"{statistics.fmean(disturbed.wall) / mean:>5.2f} "
+            f"{percentile(disturbed.wall, 99) / mean:>5.2f}"
         )
     return lines
-
-
-def percent_99(values: Sequence[float]) -> float:
-    """The value that 99 % are not above."""
-    return sorted(values)[min(len(values) - 1, len(values) * 99 // 100)]
 
 
 def draw(done: Sequence[Comparison], file: Path) -> None:
@@ -287,7 +283,7 @@ def _draw_intruder(axes: Any, done: Sequence[Comparison]) -> None:
             mean, wall = statistics.fmean(quiet.wall), comparison.disturbed[arm].wall
             label = arm if comparison is done[0] else None
             axes.bar(position, statistics.fmean(wall) / mean, color=shades[arm], label=label)
-            axes.plot(position, percent_99(wall) / mean, "k_", markersize=8)
+            axes.plot(position, percentile(wall, 99) / mean, "k_", markersize=8)
             position += 1
         ticks.append(((begin + position - 1) / 2, f"{PLACES[place]}\n{percent} %"))
         position += 1

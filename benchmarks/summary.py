@@ -106,3 +106,8 @@ def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
         .tolist()
     )
     return p10, p50, p90
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """The value that so many percent are not above."""
+    return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]

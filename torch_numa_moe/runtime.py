@@ -244,13 +244,14 @@ def _stop_watch() -> None:
 def _start_watch(settings: Settings, chosen: Plan) -> None:
     """Of workers with CPUs of their own, which somebody else may come to; and tells ``top`` about all."""
     global _watch, _server
-    if settings.watch is not False:
-        try:
-            _server = StatisticsServer(lambda: stats().to_json())
-        except OSError as error:
-            logger.info("`python -m torch_numa_moe top` can't ask this process: %s", error)
+    if settings.watch is False:
+        return
+    try:
+        _server = StatisticsServer(lambda: stats().to_json())
+    except OSError as error:
+        logger.info("`python -m torch_numa_moe top` can't ask this process: %s", error)
     workers = {worker.thread_id: worker.requested_cpu for worker in _C.workers() if worker.pinned}
-    if settings.watch is not False and workers:
+    if workers:
         _watch = Watch(workers, chosen)
 
 

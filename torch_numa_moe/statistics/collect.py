@@ -13,6 +13,7 @@ from torch_numa_moe import _C
 from torch_numa_moe.statistics.durations import Durations
 from torch_numa_moe.statistics.snapshot import Share, Statistics, WorkerStatistics
 from torch_numa_moe.sysfs import read_text
+from torch_numa_moe.watch import read_account
 
 if TYPE_CHECKING:
     from torch_numa_moe.packing import PackedExperts
@@ -65,7 +66,9 @@ def stats() -> Statistics:
         name = f"numa_moe/{state.group}.{positions[state.group]}"
         positions[state.group] += 1
         node = plan.groups[state.group].node if state.group < len(plan.groups) else None
-        delay, preempted = _scheduling(Path(f"/proc/self/task/{state.thread_id}"))
+        account = read_account(Path("/proc"), state.thread_id)
+        delay = None if account is None else account.waited
+        preempted = _preempted(Path(f"/proc/self/task/{state.thread_id}"))
         cpu = state.requested_cpu if state.pinned else None
         workers.append(
             WorkerStatistics(name, node, cpu, state.thread_id, by_thread[thread], delay, preempted)
@@ -94,12 +97,10 @@ def _site_names() -> dict[int, str]:
     return names
 
 
-def _scheduling(task: Path) -> tuple[float | None, int | None]:
-    """A thread's run delay in seconds and its involuntary switches, as in proc(5)."""
-    words = (read_text(task / "schedstat") or "").split()
-    delay = int(words[1]) / 1e9 if len(words) > 1 and words[1].isdecimal() else None
+def _preempted(task: Path) -> int | None:
+    """A thread's involuntary switches, as in proc(5)."""
     for line in (read_text(task / "status") or "").splitlines():
         name, _, value = line.partition(":")
         if name == "nonvoluntary_ctxt_switches" and value.strip().isdecimal():
-            return delay, int(value)
-    return delay, None
+            return int(value)
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,10 @@ def draw(statistics: Statistics, file: Path) -> None:
         figsize=(4 + 0.2 * max(len(layers), 20), 2.5 + 0.5 * max(len(workers), 4)), layout="constrained"
     )
     axes = figure.subplots(2, 1, sharex=True)
-    slowness = [[_slowness(statistics, worker, layer) for layer in layers] for worker in range(len(workers))]
+    by_layer = [statistics.slowness(layer) for layer in layers]
+    slowness = [[ratios.get(worker, nan) for ratios in by_layer] for worker in workers]
     waits = [
-        [
-            worker.layers[layer].waits.percentile_us(99) if layer in worker.layers else float("nan")
-            for layer in layers
-        ]
+        [worker.layers[layer].waits.percentile_us(99) if layer in worker.layers else nan for layer in layers]
         for worker in statistics.workers
     ]
     spread = max([1.5, *(value for row in slowness for value in row if not isnan(value))])
@@ -48,13 +46,3 @@ def draw(statistics: Statistics, file: Path) -> None:
     step = max(1, len(layers) // 40)
     axes[-1].set_xticks(range(0, len(layers), step), layers[::step], fontsize=7, rotation=90)
     figure.savefig(file)
-
-
-def _slowness(statistics: Statistics, worker: int, layer: str) -> float:
-    """Not a number where nothing was done."""
-    shares = [other.layers[layer] for other in statistics.workers if layer in other.layers]
-    share = statistics.workers[worker].layers.get(layer)
-    tasks, busy = sum(share.tasks for share in shares), sum(share.busy_seconds for share in shares)
-    if share is None or not share.tasks or busy <= 0:
-        return float("nan")
-    return share.task_us / (1e6 * busy / tasks)

@@ -98,6 +98,15 @@ class Statistics:
     layers: dict[str, Durations] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
 
+    def slowness(self, layer: str) -> dict[str, float]:
+        """How much longer than all did each worker took for a task there, by name of those that had some."""
+        shares = {worker.name: worker.layers[layer] for worker in self.workers if layer in worker.layers}
+        busy = sum(share.busy_seconds for share in shares.values())
+        if busy <= 0:
+            return {}
+        mean_us = 1e6 * busy / sum(share.tasks for share in shares.values())
+        return {name: share.task_us / mean_us for name, share in shares.items() if share.tasks}
+
     def since(self, earlier: Statistics) -> Statistics:
         """What came later than ``earlier``: all of it, if another pool has been started meanwhile."""
         if self.seconds < earlier.seconds or [worker.thread_id for worker in self.workers] != [

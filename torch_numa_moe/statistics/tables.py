@@ -75,14 +75,11 @@ def _three(durations: Durations) -> tuple[str, str, str]:
 
 def _slow_worker(statistics: Statistics, layer: str) -> str:
     """Who took longest for a task there, and how much longer than all did."""
-    shares = {worker.name: worker.layers[layer] for worker in statistics.workers if layer in worker.layers}
-    working = {name: share for name, share in shares.items() if share.tasks}
-    if len(working) < 2:
+    slowness = statistics.slowness(layer)
+    if len(slowness) < 2:
         return ""
-    tasks = sum(share.tasks for share in working.values())
-    mean = sum(share.busy_seconds for share in working.values()) / tasks
-    name = max(working, key=lambda name: working[name].task_us)
-    return f"{name} ({working[name].task_us / (1e6 * mean):.2f} x)" if mean > 0 else ""
+    name = max(slowness, key=lambda name: slowness[name])
+    return f"{name} ({slowness[name]:.2f} x)"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -88,9 +88,8 @@ def _intervals(pid: int, before: Statistics, interval: float) -> Iterator[Statis
     """Shows what came in each interval, and yields the totals, until the process is gone."""
     while True:
         time.sleep(interval)
-        try:
-            now = Statistics.from_json(ask(pid))
-        except (ConnectionError, ValueError):
+        now = _ask_if_ready(pid)
+        if now is None:
             return
         _show(pid, now.since(before))
         yield now

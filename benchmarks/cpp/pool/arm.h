@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 // What a dispatch runs: a function pointer, since std::function would cost every arm the same extra call.
 struct Work {
@@ -30,8 +29,7 @@ class Arm {
   virtual std::map<std::string, uint64_t> counters() const { return {}; }
 };
 
-// Which CPUs this process may use, ascending, and a thread put on one of them.
-std::vector<int> usable_cpus();
+// Ends the program where that fails.
 void pin_calling_thread_to(int cpu);
 
 // Other pools: of that many threads, the caller included. Null where the library wasn't found at build time.

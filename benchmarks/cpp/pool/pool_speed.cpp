@@ -22,6 +22,7 @@
 #include "busy_work.h"
 #include "intruder.h"
 #include "numa_moe_arm.h"
+#include "pool/affinity.h"
 #include "pool/scheduling.h"
 #include "visit.h"
 
@@ -89,7 +90,7 @@ bool real_time_is_permitted() {
 }
 
 void run_empty(int num_threads, int64_t visits, int64_t dispatches) {
-  const std::vector<int> cpus = usable_cpus();
+  const std::vector<int> cpus = allowed_cpus(0);
   if (num_threads < 1 || num_threads > static_cast<int>(cpus.size()))
     fail("THREADS must be 1 to the CPUs' number");
   NamedArms arms;
@@ -129,7 +130,7 @@ void run_empty(int num_threads, int64_t visits, int64_t dispatches) {
 }
 
 void run_wait(int num_workers, double shard_us, int64_t visits, int64_t dispatches) {
-  const std::vector<int> cpus = usable_cpus();
+  const std::vector<int> cpus = allowed_cpus(0);
   if (num_workers < 1 || num_workers > static_cast<int>(cpus.size()))
     fail("WORKERS must be 1 to the CPUs' number");
   // From the last one on, so that the first stay for the dispatcher as long as some are left.
@@ -150,7 +151,7 @@ void run_wait(int num_workers, double shard_us, int64_t visits, int64_t dispatch
 }
 
 void run_intruder(const std::string& place, int percent, int64_t visits, int64_t dispatches) {
-  const std::vector<int> cpus = usable_cpus();
+  const std::vector<int> cpus = allowed_cpus(0);
   const int num_cpus = static_cast<int>(cpus.size());
   if (num_cpus < 2) fail("an intruder takes two CPUs");
   if (percent < 1 || percent > 100) fail("PERCENT must be 1 to 100");
