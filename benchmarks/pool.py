@@ -57,6 +57,7 @@ class Measured:
     user: list[float] = field(default_factory=list)
     system: list[float] = field(default_factory=list)
     counters: list[dict[str, float]] = field(default_factory=list)
+    intruder: list[float] = field(default_factory=list)
 
     @property
     def user_us(self) -> float:
@@ -95,6 +96,7 @@ class Comparison:
         measured.user.append(record["user_us"])
         measured.system.append(record["system_us"])
         measured.counters.append(record["counters"])
+        measured.intruder.append(record["intruder_us"])
 
 
 def build(highway: Path | None) -> Path:

@@ -21,7 +21,7 @@ def record(
 ) -> dict[str, object]:
     counters = {"yields": 3.0, "parks": 0.5}
     times = {"wall_us": wall_us, "user_us": 2.0, "system_us": system_us}
-    return {"arm": arm, **times, "counters": counters, "intruder": intruder}
+    return {"arm": arm, **times, "counters": counters, "intruder": intruder, "intruder_us": 0.0}
 
 
 def compared(mode: str, *arguments: str, records: list[dict[str, object]]) -> pool.Comparison:
@@ -122,9 +122,8 @@ def test_program_measures_every_arm() -> None:
     wait = measure("wait", "1", "3000", "1", "20")
     assert wait.quiet["parks"].counter("yields") <= 512  # few, where another program gets the CPU
     assert wait.quiet["yields on"].counter("parks") == 0
-    assert min(wait.quiet["parks"].wall) >= 3000
 
     intruder = measure("intruder", "worker", "100", "1", "40")
     assert {"run again", "left alone", "fixed shares"} <= set(intruder.quiet)
-    quiet, disturbed = (arms["fixed shares"].wall for arms in (intruder.quiet, intruder.disturbed))
-    assert sum(disturbed) > 1.2 * sum(quiet)  # the intruder does run, and there
+    assert min(intruder.disturbed["fixed shares"].intruder) > 0  # it does run
+    assert max(intruder.quiet["fixed shares"].intruder) == 0

@@ -54,3 +54,10 @@ Intruder::~Intruder() {
 
 void Intruder::resume() const { kill(process_, SIGCONT); }
 void Intruder::stop() const { kill(process_, SIGSTOP); }
+
+double Intruder::cpu_us() const {
+  clockid_t clock{};
+  timespec time{};
+  if (clock_getcpuclockid(process_, &clock) != 0 || clock_gettime(clock, &time) != 0) return 0;
+  return 1e6 * static_cast<double>(time.tv_sec) + 1e-3 * static_cast<double>(time.tv_nsec);
+}

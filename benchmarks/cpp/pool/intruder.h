@@ -14,6 +14,7 @@ class Intruder {
 
   void resume() const;
   void stop() const;
+  double cpu_us() const;  // CPU time since its start
 
  private:
   pid_t process_;

@@ -124,7 +124,7 @@ void run_empty(int num_threads, int64_t visits, int64_t dispatches) {
       let_others_sleep();
       // Highway tries ways of waiting for its first thousands of calls.
       const int64_t uncounted = visit == 0 ? 20'000 : 500;
-      print_visit(*arm, {num_threads, nothing, uncounted, dispatches}, quoted("arm", name));
+      print_visit(*arm, {num_threads, nothing, uncounted, dispatches, nullptr}, quoted("arm", name));
     }
   }
 }
@@ -145,7 +145,7 @@ void run_wait(int num_workers, double shard_us, int64_t visits, int64_t dispatch
   for (int64_t visit = 0; visit < visits; ++visit) {
     for (const auto& [name, arm] : arms) {
       let_others_sleep();
-      print_visit(*arm, {num_workers, work.work(), 5, dispatches}, quoted("arm", name));
+      print_visit(*arm, {num_workers, work.work(), 5, dispatches, nullptr}, quoted("arm", name));
     }
   }
 }
@@ -192,7 +192,7 @@ void run_intruder(const std::string& place, int percent, int64_t visits, int64_t
   for (int64_t visit = 0; visit < visits; ++visit) {
     for (const IntruderArm& arm : arms) {
       BusyWork work{static_cast<int64_t>(steps / static_cast<double>(arm.num_shards))};
-      const VisitPlan plan{arm.num_shards, work.work(), 5, dispatches};
+      const VisitPlan plan{arm.num_shards, work.work(), 5, dispatches, &intruder};
       intruder.stop();
       let_others_sleep();
       print_visit(*arm.arm, plan, quoted("arm", arm.name) + ", \"intruder\": false");

@@ -31,6 +31,7 @@ void print_visit(Arm& arm, const VisitPlan& plan, const std::string& members) {
   arm.begin_visit();
   for (int64_t dispatch = 0; dispatch < plan.uncounted; ++dispatch) arm.run(plan.num_shards, plan.work);
   const std::map<std::string, uint64_t> counted_before = arm.counters();
+  const double intruder_before = plan.intruder == nullptr ? 0 : plan.intruder->cpu_us();
   const rusage before = usage();
   Clock::time_point begin = Clock::now();
   for (int64_t dispatch = 0; dispatch < plan.dispatches; ++dispatch) {
@@ -40,6 +41,7 @@ void print_visit(Arm& arm, const VisitPlan& plan, const std::string& members) {
     begin = end;
   }
   const rusage after = usage();
+  const double intruder_after = plan.intruder == nullptr ? 0 : plan.intruder->cpu_us();
   const std::map<std::string, uint64_t> counted = arm.counters();
   arm.end_visit();
 
@@ -53,7 +55,7 @@ void print_visit(Arm& arm, const VisitPlan& plan, const std::string& members) {
                 per_dispatch(static_cast<double>(total - counted_before.at(name))));
     separator = ", ";
   }
-  std::printf("}, \"wall_us\": [");
+  std::printf("}, \"intruder_us\": %.4f, \"wall_us\": [", per_dispatch(intruder_after - intruder_before));
   separator = "";
   for (const double time : wall_us) {
     std::printf("%s%.3f", separator, time);
