@@ -256,7 +256,10 @@ def test_pool(topology: str) -> None:
 
 
 # What takes long on an emulated CPU and depends on nodes no more than the rest.
-LONG = "chunks_of_long_inputs or a_patched_model or (any_workers_and_slices and (130 or fp16 or fp32))"
+LONG = (
+    "chunks_of_long_inputs or a_patched_model or the_gil_is_released "
+    "or (any_workers_and_slices and (130 or fp16 or fp32))"
+)
 
 
 @pytest.mark.parametrize("topology", ["two", "four"])
@@ -264,6 +267,7 @@ def test_op(topology: str) -> None:
     """The op's tests where the plan splits: results, bits, packing, placement."""
     suites = ["test_experts_op.py", "test_bit_identity.py", "test_packing.py", "test_placement.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"not ({LONG})"]
+    command += ["-o", "faulthandler_timeout=300"]  # says where, if a test hangs
     command += [f"tests/{name}" for name in suites]
     done = run_in_guest(topology, command, timeout=1800)
     print(done.stdout)
