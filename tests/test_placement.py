@@ -264,5 +264,6 @@ def test_patching_warns_once_of_too_little_room(
     limits = replace(read_limits(), memory_bytes=GIB, memory_source="/x/memory.max", memory_left_bytes=1000)
     monkeypatch.setattr(runtime, "read_limits", lambda: limits)
     torch_numa_moe.patch(build_model("qwen3_moe"))
-    (line,) = [message for message in messages if "at risk" in message]
-    assert "the memory limit of /x/memory.max leaves" in line
+    # This machine's nodes may be small as well.
+    (line,) = [message for message in messages if "the memory limit of /x/memory.max leaves" in message]
+    assert "placement at risk" in line
