@@ -17,6 +17,12 @@ transformers = pytest.importorskip("transformers")
 # fp32 and fp16 keep activations and so only sum in another order; bf16 rounds activations to 8 bits.
 BOUND = {"fp32": 1e-5, "fp16": 1e-5, "bf16": 5e-3}
 
+# The same where weights are rounded to codes: docs/formats.md has what each costs.
+QUANTIZED_BOUND = {
+    "int8": 0.003, "int8_g128": 0.003, "fp8": 0.004, "fp8_row": 0.004, "int4": 0.01, "int4_g64": 0.01,
+    "int4_g128": 0.015, "int4_zp": 0.01, "mxfp4": 0.02, "nvfp4": 0.01,
+}  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def held_out() -> torch.Tensor:
@@ -49,6 +55,20 @@ def test_held_out_perplexity_is_that_of_eager(held_out: torch.Tensor) -> None:
         model = load()
         torch_numa_moe.patch(model, format=packed_format, progress=False)
         assert abs(loss(model, held_out) - eager) < bound, packed_format
+
+
+def test_held_out_perplexity_of_quantized_experts(held_out: torch.Tensor) -> None:
+    """Near eager's."""
+    windows = held_out[:8]
+    eager = loss(load(experts_implementation="eager"), windows)
+    for packed_format, bound in QUANTIZED_BOUND.items():
+        model = load()
+        torch_numa_moe.patch(model, format=packed_format, progress=False)
+        difference = loss(model, windows) - eager
+        print(
+            f"{packed_format:10} perplexity {math.exp(eager + difference):.3f} ({math.exp(eager):.3f} eager)"
+        )
+        assert abs(difference) < bound, packed_format
 
 
 def test_the_checkpoint_is_small() -> None:

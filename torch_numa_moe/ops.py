@@ -25,6 +25,7 @@ def _experts_fake(
     activation: str = "silu",
     alpha: float | None = None,
     limit: float | None = None,
+    format: str | None = None,
 ) -> torch.Tensor:
     torch._check(hidden_states.dim() == 2, lambda: "hidden_states must be [num_tokens, hidden_size]")
     torch._check(topk_ids.dim() == 2, lambda: "topk_ids must be [num_tokens, top_k]")
@@ -90,4 +91,34 @@ def _unpack_gate_up_fake(
 
 @torch.library.register_fake("numa_moe::unpack_down")
 def _unpack_down_fake(packed: torch.Tensor, down: torch.Tensor, first_expert: int) -> None:
+    return None
+
+
+@torch.library.register_fake("numa_moe::pack_quantized")
+def _pack_quantized_fake(
+    packed: torch.Tensor,
+    format: str,
+    projection: int,
+    first_expert: int,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    outer_scales: torch.Tensor | None,
+    outer_minima: torch.Tensor | None,
+) -> None:
+    return None
+
+
+@torch.library.register_fake("numa_moe::unpack_quantized")
+def _unpack_quantized_fake(
+    packed: torch.Tensor,
+    format: str,
+    projection: int,
+    first_expert: int,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    offsets: torch.Tensor | None,
+    outer_scales: torch.Tensor | None,
+    outer_minima: torch.Tensor | None,
+) -> None:
     return None

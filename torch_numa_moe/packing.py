@@ -12,6 +12,7 @@ from torch_numa_moe import _C, runtime
 from torch_numa_moe.formats import PANEL_WIDTH, WeightFormat, find_format
 from torch_numa_moe.page_cache import page_out
 from torch_numa_moe.placement import PlacedTensors, SlicePlacement, measure_placements, report_placement
+from torch_numa_moe.quantization import QuantizedWeight, quantize
 from torch_numa_moe.statistics.collect import remember
 
 __all__ = ["PackedExperts", "UnpackedExperts", "pack_experts"]
@@ -41,10 +42,9 @@ def packed_slice_bytes(
     gate_up_blocks, down_blocks = (
         _divide_up(_divide_up(size, PANEL_WIDTH), num_slices) for size in (intermediate_size, hidden_size)
     )
-    group = weight_format.k_group
-    rows = gate_up_blocks * (2 if gated else 1) * _divide_up(hidden_size, group)
-    rows += down_blocks * _divide_up(intermediate_size, group)
-    return num_experts * rows * PANEL_WIDTH * group * weight_format.dtype.itemsize
+    elements = gate_up_blocks * (2 if gated else 1) * math.prod(weight_format.panel_shape(hidden_size))
+    elements += down_blocks * math.prod(weight_format.panel_shape(intermediate_size))
+    return num_experts * elements * weight_format.dtype.itemsize
 
 
 def _slice_blocks(num_blocks: int, num_slices: int, index: int) -> range:
@@ -103,8 +103,10 @@ class PackedExperts:
     ``state_dict()`` leave them alone, and they stay on their NUMA nodes.
 
     Attributes:
-        gate_up_proj: ``[num_slices, num_experts, blocks, 2 or 1, k, 16, k_group]``, dtype of the format.
-        down_proj: ``[num_slices, num_experts, blocks, k, 16, k_group]``, dtype of the format.
+        gate_up_proj: ``[num_slices, num_experts, blocks, 2 or 1, k, 16, k_group]``, dtype of the format; of
+            codes ``[num_slices, num_experts, blocks, 2 or 1, bytes of a panel]`` uint8.
+        down_proj: ``[num_slices, num_experts, blocks, k, 16, k_group]``, dtype of the format; of codes
+            ``[num_slices, num_experts, blocks, bytes of a panel]`` uint8.
         gate_up_bias: ``[num_slices, num_experts, blocks, 2 or 1, 16]`` fp32, or None.
         down_bias: ``[num_slices, num_experts, blocks, 16]`` fp32, or None.
         num_experts, hidden_size, intermediate_size: sizes of the layer.
@@ -160,7 +162,8 @@ class PackedExperts:
         self.placement: tuple[SlicePlacement, ...] = ()
         self._transposed = False
         self._interleaved = False
-        self._source_dtypes: tuple[torch.dtype, torch.dtype] = (weight_format.dtype, weight_format.dtype)
+        plain = torch.float32 if weight_format.quantization is not None else weight_format.dtype
+        self._source_dtypes: tuple[torch.dtype, torch.dtype] = (plain, plain)
         self._bias_dtypes: tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
 
         nodes = runtime.ensure_started().nodes
@@ -172,27 +175,25 @@ class PackedExperts:
         projections = 2 if gated else 1
         gate_up_blocks = _divide_up(self._intermediate_blocks, len(nodes))
         down_blocks = _divide_up(self._hidden_blocks, len(nodes))
-        group = weight_format.k_group
         gate_up = _SlicedMemory(
             (
                 len(nodes),
                 num_experts,
                 gate_up_blocks,
                 projections,
-                _divide_up(hidden_size, group),
-                PANEL_WIDTH,
-                group,
+                *weight_format.panel_shape(hidden_size),
             ),
             weight_format.dtype,
             nodes,
             slice_bytes,
         )
         down = _SlicedMemory(
-            (len(nodes), num_experts, down_blocks, _divide_up(intermediate_size, group), PANEL_WIDTH, group),
+            (len(nodes), num_experts, down_blocks, *weight_format.panel_shape(intermediate_size)),
             weight_format.dtype,
             nodes,
             slice_bytes,
         )
+        self._format_text = None if weight_format.quantization is None else weight_format.quantization.text
         self.gate_up_proj = gate_up.tensor
         self.down_proj = down.tensor
         self._bind_errors = tuple(
@@ -262,6 +263,7 @@ class PackedExperts:
             activation=self.activation,
             alpha=self.alpha,
             limit=self.limit,
+            format=self._format_text,
         )
 
     def pack_gate_up(self, first_expert: int, gate: torch.Tensor, up: torch.Tensor | None) -> None:
@@ -276,11 +278,105 @@ class PackedExperts:
         Raises:
             ValueError: on a shape, dtype or expert that doesn't fit.
         """
-        torch.ops.numa_moe.pack_gate_up(self.gate_up_proj, gate, up, first_expert)
+        if self._format_text is None:
+            torch.ops.numa_moe.pack_gate_up(self.gate_up_proj, gate, up, first_expert)
+            return
+        if (up is not None) != self.gated:
+            raise ValueError(f"up must {'be given' if self.gated else 'be None'}: gated={self.gated}")
+        for projection in (gate,) if up is None else (gate, up):
+            _check_source("gate and up", projection, 3, "[n, intermediate_size, hidden_size]")
+        for expert in range(gate.shape[0]):  # one at a time: quantizing takes memory
+            one = slice(expert, expert + 1)
+            self.pack_quantized("gate", first_expert + expert, quantize(gate[one], self.format))
+            if up is not None:
+                self.pack_quantized("up", first_expert + expert, quantize(up[one], self.format))
 
     def pack_down(self, first_expert: int, down: torch.Tensor) -> None:
         """Packs some experts' down rows: ``[n, hidden_size, intermediate_size]``, as :meth:`pack_gate_up`."""
-        torch.ops.numa_moe.pack_down(self.down_proj, down, first_expert)
+        if self._format_text is None:
+            torch.ops.numa_moe.pack_down(self.down_proj, down, first_expert)
+            return
+        _check_source("down", down, 3, "[n, hidden_size, intermediate_size]")
+        for expert in range(down.shape[0]):
+            one = down[expert : expert + 1]
+            self.pack_quantized("down", first_expert + expert, quantize(one, self.format))
+
+    def pack_quantized(self, projection: str, first_expert: int, weight: QuantizedWeight) -> None:
+        """Packs some experts' weights that are quantized already, as they are.
+
+        Args:
+            projection: ``"gate"`` (also the only one when ``gated`` is False), ``"up"`` or ``"down"``.
+            first_expert: index of the first expert given.
+            weight: ``[n, intermediate_size, hidden_size]``, of down ``[n, hidden_size, intermediate_size]``,
+                in a format with the codes, groups and scales of this layer's.
+
+        Raises:
+            ValueError: naming what doesn't fit.
+        """
+        packed, index = self._projection(projection)
+        if weight.quantization.text != self._format_text:
+            raise ValueError(
+                f"weight must be in the format of these experts, {self.format!r} ({self._format_text}), "
+                f"got {weight.format!r} ({weight.quantization.text})"
+            )
+        sizes = (self.intermediate_size, self.hidden_size)
+        expected = sizes[::-1] if projection == "down" else sizes
+        if tuple(weight.shape[1:]) != expected:
+            raise ValueError(f"weight must be [n, {expected[0]}, {expected[1]}], got {list(weight.shape)}")
+        scales = weight.scales
+        if weight.quantization.codes == "fp8":
+            # Kernels have no NaN among these codes. A NaN makes its row's sum NaN, and so does its scale.
+            groups = weight.quantization.group or weight.shape[2]
+            bad = torch.nn.functional.pad((weight.codes & 0x7F) == 0x7F, (0, -weight.shape[2] % groups))
+            bad = bad.unflatten(2, (-1, groups)).any(dim=3)
+            if bool(bad.any()):
+                scales = scales.masked_fill(bad, math.nan)
+        torch.ops.numa_moe.pack_quantized(
+            packed,
+            self._format_text,
+            index,
+            first_expert,
+            weight.codes.contiguous(),
+            scales.contiguous(),
+            *(
+                None if tensor is None else tensor.contiguous()
+                for tensor in (weight.offsets, weight.outer_scales, weight.outer_minima)
+            ),
+        )
+
+    def unpack_quantized(self, projection: str) -> QuantizedWeight:
+        """All experts' codes and scales of a projection, as :meth:`pack_quantized` takes them.
+
+        Raises:
+            ValueError: if the format has no codes, or projection isn't one of this layer's.
+        """
+        packed, index = self._projection(projection)
+        quantization = self._weight_format.quantization
+        assert quantization is not None
+        rows, columns = self.intermediate_size, self.hidden_size
+        if projection == "down":
+            rows, columns = columns, rows
+        empty = QuantizedWeight.empty(self.format, self.num_experts, rows, columns)
+        torch.ops.numa_moe.unpack_quantized(
+            packed,
+            self._format_text,
+            index,
+            0,
+            empty.codes,
+            empty.scales,
+            empty.offsets,
+            empty.outer_scales,
+            empty.outer_minima,
+        )
+        return empty
+
+    def _projection(self, name: str) -> tuple[torch.Tensor, int]:
+        if self._format_text is None:
+            raise ValueError(f"format {self.format!r} stores weights as they are, not as codes")
+        known = {"gate": 0, "up": 1, "down": 0} if self.gated else {"gate": 0, "down": 0}
+        if name not in known:
+            raise ValueError(f"projection must be one of {', '.join(known)}, got {name!r}")
+        return (self.down_proj if name == "down" else self.gate_up_proj), known[name]
 
     def pack_gate_up_bias(self, gate: torch.Tensor, up: torch.Tensor | None) -> None:
         """Sets the biases of all experts: ``[num_experts, intermediate_size]`` each.
@@ -355,8 +451,14 @@ class PackedExperts:
             gate_up = _host_empty(*gate_up_shape, dtype=gate_up_dtype)
             down = _host_empty(*down_shape, dtype=down_dtype)
         gate, up = _gate_and_up(gate_up, self.gated, self._interleaved)
-        torch.ops.numa_moe.unpack_gate_up(self.gate_up_proj, gate, up, 0)
-        torch.ops.numa_moe.unpack_down(self.down_proj, down, 0)
+        if self._format_text is None:
+            torch.ops.numa_moe.unpack_gate_up(self.gate_up_proj, gate, up, 0)
+            torch.ops.numa_moe.unpack_down(self.down_proj, down, 0)
+        else:
+            gate.copy_(self.unpack_quantized("gate").dequantize())
+            if up is not None:
+                up.copy_(self.unpack_quantized("up").dequantize())
+            down.copy_(self.unpack_quantized("down").dequantize())
         gate_up_bias = down_bias = None
         if self.gate_up_bias is not None:
             gate_up_bias = _host_empty(self.num_experts, rows, dtype=self._bias_dtypes[0])
@@ -418,6 +520,15 @@ def _gate_and_up(
     return gate_up[:, :half], gate_up[:, half:]
 
 
+def _pack_quantized_rows(
+    packed: PackedExperts, gate_up: QuantizedWeight, gated: bool, interleaved: bool
+) -> None:
+    gates, ups = _gate_and_up(torch.arange(gate_up.shape[1]).unsqueeze(0), gated, interleaved)
+    packed.pack_quantized("gate", 0, gate_up.take_rows(gates[0]))
+    if ups is not None:
+        packed.pack_quantized("up", 0, gate_up.take_rows(ups[0]))
+
+
 def _check_source(name: str, tensor: torch.Tensor, dimensions: int, accepted: str) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a tensor {accepted}, got {type(tensor).__name__}")
@@ -430,10 +541,10 @@ def _check_source(name: str, tensor: torch.Tensor, dimensions: int, accepted: st
 
 
 def pack_experts(
-    gate_up_proj: torch.Tensor,
-    down_proj: torch.Tensor,
+    gate_up_proj: torch.Tensor | QuantizedWeight,
+    down_proj: torch.Tensor | QuantizedWeight,
     *,
-    format: str = "bf16",
+    format: str | None = None,
     gate_up_bias: torch.Tensor | None = None,
     down_bias: torch.Tensor | None = None,
     activation: str = "silu",
@@ -453,12 +564,21 @@ def pack_experts(
         ``"bf16"``: 16 bits per weight; hidden states and intermediate activations are rounded to bf16.
         ``"fp16"``: 16 bits per weight; activations are kept in fp32.
         ``"fp32"``: 32 bits per weight; activations are kept in fp32.
+        Codes and scales (docs/formats.md; hidden states and intermediate activations are rounded to bf16):
+        ``"int8"`` 8 bits, a scale per row; ``"int4"`` 4.5 bits, groups of 32; ``"int4_g64"``,
+        ``"int4_g128"``, ``"int4_zp"`` with zero points; ``"fp8"`` 8.25 bits, e4m3 in blocks of 128 x 128;
+        ``"fp8_row"``; ``"mxfp4"`` 4.25 bits; ``"nvfp4"`` 4.5 bits; and as GGUF files hold them
+        ``"q8_0"``, ``"q4_0"``, ``"q4_k"``, ``"q6_k"``, ``"iq4_xs"``
+        (:func:`torch_numa_moe.quantization.from_gguf`).
 
     Args:
         gate_up_proj: ``[num_experts, 2 * intermediate_size, hidden_size]``: the gate rows, then the up rows
             (transformers' layout); ``[num_experts, intermediate_size, hidden_size]`` if not ``gated``.
-        down_proj: ``[num_experts, hidden_size, intermediate_size]``.
-        format: the weight format; weights of another dtype are rounded to nearest even.
+            Or a :class:`~torch_numa_moe.quantization.QuantizedWeight` of that shape, whose codes are taken
+            as they are.
+        down_proj: ``[num_experts, hidden_size, intermediate_size]``, of the same kind.
+        format: the weight format; weights of another dtype are rounded to nearest even. None: bf16, or the
+            format of the quantized weights.
         gate_up_bias: ``[num_experts, 2 * intermediate_size]`` in the row order of gate_up_proj, or None.
         down_bias: ``[num_experts, hidden_size]``, or None; it is weighted with the expert's output.
         activation: with g = gate row, u = up row (``u = 1`` if not gated)
@@ -483,11 +603,34 @@ def pack_experts(
         TypeError, ValueError: naming the argument that doesn't fit, what it was and what is accepted.
         MemoryError: if there is no room.
     """
+    if isinstance(gate_up_proj, QuantizedWeight) or isinstance(down_proj, QuantizedWeight):
+        if not (isinstance(gate_up_proj, QuantizedWeight) and isinstance(down_proj, QuantizedWeight)):
+            raise TypeError("gate_up_proj and down_proj must both be quantized, or neither")
+        for name, weight in (("gate_up_proj", gate_up_proj), ("down_proj", down_proj)):
+            if format is not None and find_format(format).quantization != weight.quantization:
+                raise ValueError(
+                    f"{name} is in format {weight.format!r}, which can't be changed to {format!r}"
+                )
+        if gate_up_proj.quantization != down_proj.quantization:
+            raise ValueError(
+                "gate_up_proj and down_proj must be in one format, "
+                f"got {gate_up_proj.format!r} and {down_proj.format!r}"
+            )
+        if transposed:
+            raise ValueError(
+                "transposed=True is for plain weights: codes have their scales along the last dimension"
+            )
+        format = gate_up_proj.format
+    else:
+        format = "bf16" if format is None else format
     swapped = " with the last two dimensions swapped" if transposed else ""
     rows_text = "2 * intermediate_size" if gated else "intermediate_size"
-    _check_source("gate_up_proj", gate_up_proj, 3, f"[num_experts, {rows_text}, hidden_size]{swapped}")
-    _check_source("down_proj", down_proj, 3, f"[num_experts, hidden_size, intermediate_size]{swapped}")
+    if not isinstance(gate_up_proj, QuantizedWeight):
+        _check_source("gate_up_proj", gate_up_proj, 3, f"[num_experts, {rows_text}, hidden_size]{swapped}")
+    if not isinstance(down_proj, QuantizedWeight):
+        _check_source("down_proj", down_proj, 3, f"[num_experts, hidden_size, intermediate_size]{swapped}")
     if transposed:
+        assert isinstance(gate_up_proj, torch.Tensor) and isinstance(down_proj, torch.Tensor)
         gate_up_proj, down_proj = gate_up_proj.transpose(1, 2), down_proj.transpose(1, 2)
     num_experts, rows, hidden_size = gate_up_proj.shape
     intermediate_size = rows // 2 if gated else rows
@@ -520,11 +663,16 @@ def pack_experts(
     )
     packed._transposed = transposed
     packed._interleaved = interleaved
-    packed._source_dtypes = (gate_up_proj.dtype, down_proj.dtype)
     with torch.no_grad():
-        gate, up = _gate_and_up(gate_up_proj.detach(), gated, interleaved)
-        packed.pack_gate_up(0, gate, up)
-        packed.pack_down(0, down_proj.detach())
+        if isinstance(gate_up_proj, QuantizedWeight) and isinstance(down_proj, QuantizedWeight):
+            _pack_quantized_rows(packed, gate_up_proj, gated, interleaved)
+            packed.pack_quantized("down", 0, down_proj)
+        else:
+            assert isinstance(gate_up_proj, torch.Tensor) and isinstance(down_proj, torch.Tensor)
+            packed._source_dtypes = (gate_up_proj.dtype, down_proj.dtype)
+            gate, up = _gate_and_up(gate_up_proj.detach(), gated, interleaved)
+            packed.pack_gate_up(0, gate, up)
+            packed.pack_down(0, down_proj.detach())
         if gate_up_bias is not None:
             gate_bias, up_bias = _gate_and_up(gate_up_bias.detach(), gated, interleaved)
             packed.pack_gate_up_bias(gate_bias, up_bias)
@@ -533,7 +681,8 @@ def pack_experts(
             packed.pack_down_bias(down_bias.detach())
             packed._bias_dtypes = (packed._bias_dtypes[0], down_bias.dtype)
     # Of weights that are mapped from a checkpoint: their pages would push the next slices off the node.
-    page_out((gate_up_proj, down_proj))
+    if isinstance(gate_up_proj, torch.Tensor) and isinstance(down_proj, torch.Tensor):
+        page_out((gate_up_proj, down_proj))
     if verify_placement:
         packed.verify_placement()
     return packed

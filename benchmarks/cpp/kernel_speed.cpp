@@ -123,7 +123,7 @@ struct Rows {
 
 void measure_few_rows(const Options& options, const char* buffer, WeightFormat format, const char* name) {
   const KernelTable& table = kernel_table(format, options.instruction_set);
-  const int64_t panel_bytes = kK * kPanelWidth * weight_bytes(format);
+  const int64_t panel_bytes = kK / k_group(format) * group_bytes(format);
   const int64_t call_bytes = kPanelsPerCall * panel_bytes;
   const int64_t calls = kBytesPerThread / call_bytes;
   for (int threads : {1, 2}) {
@@ -164,7 +164,7 @@ void measure_few_rows(const Options& options, const char* buffer, WeightFormat f
 
 void measure_many_rows(const Options& options, const char* buffer, WeightFormat format, const char* name) {
   const KernelTable& table = kernel_table(format, options.instruction_set);
-  const int64_t panel_bytes = kK * kPanelWidth * weight_bytes(format);
+  const int64_t panel_bytes = kK / k_group(format) * group_bytes(format);
   for (int64_t rows : {int64_t{12}, int64_t{16}, int64_t{32}, int64_t{64}, kPrefillRows, 4 * kPrefillRows}) {
     const Rows x(table, rows);
     std::vector<float> out(static_cast<size_t>(rows * kPrefillPanels * kPanelWidth));

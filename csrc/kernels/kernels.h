@@ -5,9 +5,11 @@
 // vector load brings the same k of all columns:
 //   bf16        [k / 2][kPanelWidth][2]   (pairs of k, what the bf16 dot product instructions take)
 //   fp16, fp32  [k][kPanelWidth]
+//   codes       see kernels/quantization.h
 // Every output element is summed over k in ascending order in one fp32 accumulator, whatever the tile
-// it falls in. Hence for a given instruction set the bits of a result depend on its row of x and its
-// column of weights only: not on the number of rows, on tiling, on threads or on NUMA slices.
+// it falls in (with bf16 dot products, codes of one scale are summed first). Hence for a given instruction
+// set the bits of a result depend on its row of x and its column of weights only: not on the number of rows,
+// on tiling, on threads or on NUMA slices.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +21,8 @@ namespace numa_moe {
 inline constexpr int kPanelWidth = 16;
 
 enum class DataType : uint8_t { kFloat32, kBfloat16, kFloat16 };
-enum class WeightFormat : uint8_t { kBfloat16, kFloat16, kFloat32 };
+// The last three are codes, which scales turn into weights: kernels/quantization.h.
+enum class WeightFormat : uint8_t { kBfloat16, kFloat16, kFloat32, kInt8, kFloat8, kFourBit };
 
 // In ascending order of preference on one architecture; NUMA_MOE_ISA caps the choice downwards.
 enum class InstructionSet : uint8_t { kPortable, kNeon, kNeonBf16, kAvx2, kAvx512, kAvx512Bf16, kAmx };
@@ -40,6 +43,8 @@ enum class Activation : uint8_t {
   kSiluClampOutput,  // min(silu(gate), limit) * clamp(up, -limit, limit)
 };
 
+struct Quantization;
+
 struct GemmArgs {
   const void* x;  // [rows, x_stride] activations, in the table's activation type
   int64_t x_stride;  // elements between rows, >= k rounded up to the format's k group
@@ -50,6 +55,7 @@ struct GemmArgs {
   int64_t num_panels;  // >= 1
   float* out;  // [rows, out_stride], num_panels * kPanelWidth columns are overwritten
   int64_t out_stride;  // elements
+  const Quantization* quantization = nullptr;  // of the weights; null if they aren't codes
 };
 
 struct ActivateArgs {
@@ -77,13 +83,17 @@ struct KernelTable {
   // accumulator[i] = fma(weight, row[i] + bias[i], accumulator[i]); bias may be null.
   void (*accumulate_row)(float weight, const float* row, const float* bias, int64_t count,
                          float* accumulator);
+  // Panels of codes to panels of plain_format, one after the other; null if the weights aren't codes.
+  void (*dequantize)(const GemmArgs& args, void* panels);
+  WeightFormat plain_format;  // format itself if the weights aren't codes
   // fp32 to out_type, round to nearest even; NaN stays NaN.
   void (*store_row)(const float* row, int64_t count, DataType out_type, void* out);
 };
 
-// k elements that one lane holds side by side in a panel: 2 for bf16, else 1.
+// k elements that one lane holds side by side in a panel: 2 for bf16, 8 for codes of 4 and 8 bits, else 1.
 int k_group(WeightFormat format);
-int weight_bytes(WeightFormat format);
+int group_bytes(WeightFormat format);  // of one such group of all columns, without scales
+bool is_quantized(WeightFormat format);
 int data_type_bytes(DataType type);
 
 // What this CPU can run, best last; always holds kPortable.

@@ -7,5 +7,13 @@
 #include "kernels/math.inl"
 #include "kernels/rows.inl"
 #include "kernels/activation.inl"
+#if !defined(NUMA_MOE_BFLOAT16_DOT) || defined(NUMA_MOE_BFLOAT16_CODES)
+#include "kernels/codes.inl"
+#include "kernels/scales.inl"
+#if defined(NUMA_MOE_BFLOAT16_CODES)
+#include "kernels/bfloat16_codes_avx512.inl"
+#endif
+#include "kernels/quantized_gemm.inl"
+#endif
 #include "kernels/tables.inl"
 // clang-format on

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 
 #include "kernels/instruction_sets.h"
+#include "kernels/quantization.h"
 #include "kernels/target.h"
 
 NUMA_MOE_TARGET_BEGIN("avx2,fma,f16c")

@@ -14,6 +14,7 @@
 #endif
 
 #include "kernels/instruction_sets.h"
+#include "kernels/quantization.h"
 #include "kernels/target.h"
 
 NUMA_MOE_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")

@@ -15,9 +15,10 @@
 #endif
 
 #include "kernels/instruction_sets.h"
+#include "kernels/quantization.h"
 #include "kernels/target.h"
 
-NUMA_MOE_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+NUMA_MOE_TARGET_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16")
 namespace numa_moe::avx512bf16 {
 
 static constexpr InstructionSet kInstructionSet = InstructionSet::kAvx512Bf16;
@@ -25,6 +26,7 @@ static constexpr InstructionSet kInstructionSet = InstructionSet::kAvx512Bf16;
 #include "kernels/vector_avx512.inl"
 
 #define NUMA_MOE_BFLOAT16_DOT
+#define NUMA_MOE_BFLOAT16_CODES
 // In assembly for the same reason as accumulate().
 NUMA_MOE_INLINE Vector dot_bfloat16(Bits weights, Bits x, Vector sum) {
 #if defined(NUMA_MOE_EMULATE_X86)

@@ -4,6 +4,7 @@
 #include <arm_neon.h>
 
 #include "kernels/instruction_sets.h"
+#include "kernels/quantization.h"
 #include "kernels/target.h"
 
 namespace numa_moe::neon {

@@ -5,6 +5,7 @@
 #include <arm_neon.h>
 
 #include "kernels/instruction_sets.h"
+#include "kernels/quantization.h"
 #include "kernels/target.h"
 
 #if defined(__clang__)

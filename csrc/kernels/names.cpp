@@ -76,17 +76,27 @@ int k_group(WeightFormat format) {
     case WeightFormat::kBfloat16: return 2;
     case WeightFormat::kFloat16:
     case WeightFormat::kFloat32: return 1;
+    case WeightFormat::kInt8:
+    case WeightFormat::kFloat8:
+    case WeightFormat::kFourBit: return 8;
   }
   throw std::invalid_argument("unknown weight format");
 }
 
-int weight_bytes(WeightFormat format) {
+int group_bytes(WeightFormat format) {
   switch (format) {
     case WeightFormat::kBfloat16:
-    case WeightFormat::kFloat16: return 2;
-    case WeightFormat::kFloat32: return 4;
+    case WeightFormat::kFloat32:
+    case WeightFormat::kFourBit: return kPanelWidth * 4;
+    case WeightFormat::kFloat16: return kPanelWidth * 2;
+    case WeightFormat::kInt8:
+    case WeightFormat::kFloat8: return kPanelWidth * 8;
   }
   throw std::invalid_argument("unknown weight format");
+}
+
+bool is_quantized(WeightFormat format) {
+  return format == WeightFormat::kInt8 || format == WeightFormat::kFloat8 || format == WeightFormat::kFourBit;
 }
 
 int data_type_bytes(DataType type) {

@@ -25,3 +25,4 @@
 // accumulators in memory.
 #define NUMA_MOE_INLINE_MEMBER inline __attribute__((always_inline))
 #define NUMA_MOE_INLINE static NUMA_MOE_INLINE_MEMBER
+#define NUMA_MOE_INLINE_LAMBDA __attribute__((always_inline))

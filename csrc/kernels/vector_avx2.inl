@@ -85,3 +85,23 @@ NUMA_MOE_INLINE Vector load_float16(const void* from) {
 NUMA_MOE_INLINE void store_float16(void* to, Vector a) {
   _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_cvtps_ph(a.value, _MM_FROUND_TO_NEAREST_INT));
 }
+
+NUMA_MOE_INLINE Bits load_bytes(const void* from) {
+  return {_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from)))};
+}
+
+NUMA_MOE_INLINE Vector to_float(Bits a) { return {_mm256_cvtepi32_ps(a.value)}; }
+
+struct Table {
+  __m256 low;
+  __m256 high;
+};
+NUMA_MOE_INLINE Table load_table(const float* from) {
+  return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)};
+}
+NUMA_MOE_INLINE Vector look_up(const Table& table, Bits index) {
+  // A permutation looks at 3 bits, a blend at the highest.
+  const __m256 high_half = _mm256_castsi256_ps(_mm256_slli_epi32(index.value, 28));
+  return {_mm256_blendv_ps(_mm256_permutevar8x32_ps(table.low, index.value),
+                           _mm256_permutevar8x32_ps(table.high, index.value), high_half)};
+}

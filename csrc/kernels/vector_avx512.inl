@@ -80,3 +80,17 @@ NUMA_MOE_INLINE Vector load_float16(const void* from) {
 NUMA_MOE_INLINE void store_float16(void* to, Vector a) {
   _mm256_storeu_si256(static_cast<__m256i*>(to), _mm512_cvtps_ph(a.value, _MM_FROUND_TO_NEAREST_INT));
 }
+
+NUMA_MOE_INLINE Bits load_bytes(const void* from) {
+  return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from)))};
+}
+
+NUMA_MOE_INLINE Vector to_float(Bits a) { return {_mm512_cvtepi32_ps(a.value)}; }
+
+struct Table {
+  __m512 values;
+};
+NUMA_MOE_INLINE Table load_table(const float* from) { return {_mm512_loadu_ps(from)}; }
+NUMA_MOE_INLINE Vector look_up(const Table& table, Bits index) {
+  return {_mm512_permutexvar_ps(index.value, table.values)};
+}

@@ -78,3 +78,26 @@ NUMA_MOE_INLINE Vector load_float16(const void* from) {
 NUMA_MOE_INLINE void store_float16(void* to, Vector a) {
   vst1_u8(static_cast<uint8_t*>(to), vreinterpret_u8_f16(vcvt_f16_f32(a.value)));
 }
+
+NUMA_MOE_INLINE Bits load_bytes(const void* from) {
+  uint32_t bytes;
+  __builtin_memcpy(&bytes, from, sizeof(bytes));
+  const uint8x8_t all = vreinterpret_u8_u32(vdup_n_u32(bytes));
+  return {vmovl_u16(vget_low_u16(vmovl_u8(all)))};
+}
+
+NUMA_MOE_INLINE Vector to_float(Bits a) { return {vcvtq_f32_s32(vreinterpretq_s32_u32(a.value))}; }
+
+struct Table {
+  uint8x16x4_t values;
+};
+NUMA_MOE_INLINE Table load_table(const float* from) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(from);
+  return {{{vld1q_u8(bytes), vld1q_u8(bytes + 16), vld1q_u8(bytes + 32), vld1q_u8(bytes + 48)}}};
+}
+NUMA_MOE_INLINE Vector look_up(const Table& table, Bits index) {
+  // The four bytes of entry i are at 4 * i, 4 * i + 1, ...
+  const uint32x4_t first = vshlq_n_u32(vandq_u32(index.value, vdupq_n_u32(15)), 2);
+  const uint32x4_t all = vmlaq_u32(vdupq_n_u32(0x03020100u), first, vdupq_n_u32(0x01010101u));
+  return {vreinterpretq_f32_u8(vqtbl4q_u8(table.values, vreinterpretq_u8_u32(all)))};
+}

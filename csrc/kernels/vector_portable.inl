@@ -126,3 +126,28 @@ NUMA_MOE_INLINE void store_float16(void* to, Vector a) {
   for (int i = 0; i < kLanes; ++i) halves[i] = static_cast<uint16_t>(float_to_float16(a.value[i]));
   std::memcpy(to, halves, sizeof(halves));
 }
+
+NUMA_MOE_INLINE Bits load_bytes(const void* from) {  // one to each lane
+  uint8_t bytes[kLanes];
+  std::memcpy(bytes, from, sizeof(bytes));
+  return {Words{bytes[0], bytes[1], bytes[2], bytes[3]}};
+}
+
+NUMA_MOE_INLINE Vector to_float(Bits a) {  // of signed integers
+  return {__builtin_convertvector((SignedWords)a.value, Floats)};
+}
+
+// Sixteen floats, of which the lowest 4 bits of a lane choose one.
+struct Table {
+  float values[16];
+};
+NUMA_MOE_INLINE Table load_table(const float* from) {
+  Table table;
+  std::memcpy(table.values, from, sizeof(table.values));
+  return table;
+}
+NUMA_MOE_INLINE Vector look_up(const Table& table, Bits index) {
+  Vector result;
+  for (int i = 0; i < kLanes; ++i) result.value[i] = table.values[index.value[i] & 15];
+  return result;
+}

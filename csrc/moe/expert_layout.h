@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "kernels/kernels.h"
+#include "kernels/quantization.h"
 
 namespace numa_moe {
 
@@ -30,6 +31,7 @@ struct ExpertLayout {
   int64_t hidden_size;
   int64_t intermediate_size;  // rounded up to the format's k group
   bool gated;                 // gate and up rows, or a single (up) projection
+  Quantization quantization = {};  // if the format is one of codes
 
   int64_t intermediate_blocks() const { return (intermediate_size + kPanelWidth - 1) / kPanelWidth; }
   int64_t hidden_blocks() const { return (hidden_size + kPanelWidth - 1) / kPanelWidth; }
@@ -49,8 +51,9 @@ struct ExpertLayout {
 
  private:
   int64_t panel_bytes(int64_t k) const {
+    if (is_quantized(format)) return QuantizedPanel(format, quantization, k).bytes;
     const int64_t group = k_group(format);
-    return (k + group - 1) / group * group * kPanelWidth * weight_bytes(format);
+    return (k + group - 1) / group * group_bytes(format);
   }
 };
 

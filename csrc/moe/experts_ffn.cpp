@@ -32,6 +32,9 @@ constexpr int64_t kPanelsForFewRows = 16;
 constexpr int64_t kPanelsForManyRows = 4;
 constexpr int64_t kFewRows = 16;
 
+// From so many rows of an expert on it is faster to dequantize its weights first.
+constexpr int64_t kFewestRowsToDequantize = 16;
+
 // With up to so many tokens, tasks can be run again when their thread has lost its CPU. With more, a call
 // takes so long that a scheduler's time slice hardly matters, and copying every result costs more.
 constexpr int64_t kMostRepeatableTokens = 64;
@@ -55,7 +58,8 @@ int64_t row_stride(int64_t elements, int64_t element_bytes) {
 // The phases of one layer, over one chunk of tokens.
 class FfnJob final : public Job {
  public:
-  FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels,
+  // plain: what multiplies dequantized weights; null to multiply them as they are.
+  FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels, const KernelTable* plain,
          std::shared_ptr<Workspace> workspace);
 
   const std::vector<Phase>& phases() const override { return phases_; }
@@ -94,6 +98,7 @@ class FfnJob final : public Job {
   Target pending_result(int thread, int64_t rows, int64_t row_bytes);
   void commit_rows(int thread, int64_t rows, int64_t row_bytes, Target target);
 
+  void multiply(ThreadScratch& scratch, GemmArgs gemm) const;
   const char* staged_row(int64_t group, int64_t token) const;
   // Contiguous rows for a gate/up task: in place if they are, else copied to the worker's scratch.
   const char* contiguous_rows(const Task& task, const GateUpTask& work);
@@ -107,6 +112,7 @@ class FfnJob final : public Job {
   const std::shared_ptr<Workspace> workspace_owner_;
   Workspace& workspace_;
   const KernelTable& kernels_;
+  const KernelTable* const plain_;
   const Routing routing_;
   const int site_;
   const int64_t num_groups_;
@@ -143,7 +149,7 @@ std::vector<int32_t> task_counts(const auto& tasks) {
   return counts;
 }
 
-FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels,
+FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels, const KernelTable* plain,
                std::shared_ptr<Workspace> workspace)
     : args_(args),
       weights_(args_.weights),
@@ -152,6 +158,7 @@ FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels
       workspace_owner_(std::move(workspace)),
       workspace_(*workspace_owner_),
       kernels_(kernels),
+      plain_(plain),
       routing_(args.top_k, layout_.num_experts),
       site_(runtime.site_of(weights_.gate_up)),
       num_groups_(runtime.pool().num_groups()),
@@ -282,6 +289,19 @@ void FfnJob::commit_rows(int thread, int64_t rows, int64_t row_bytes, Target tar
   }
 }
 
+void FfnJob::multiply(ThreadScratch& scratch, GemmArgs gemm) const {
+  if (is_quantized(layout_.format)) gemm.quantization = &layout_.quantization;
+  if (plain_ == nullptr) return kernels_.gemm(gemm);
+  const int64_t padded = round_up(gemm.k, k_group(layout_.format));
+  const int64_t panel_bytes = padded / k_group(plain_->format) * group_bytes(plain_->format);
+  char* panels = scratch.panels.reserve(gemm.num_panels * panel_bytes);
+  kernels_.dequantize(gemm, panels);
+  gemm.weights = panels;
+  gemm.panel_stride = panel_bytes;
+  gemm.quantization = nullptr;
+  plain_->gemm(gemm);
+}
+
 const char* FfnJob::staged_row(int64_t group, int64_t token) const {
   return staged_[static_cast<size_t>(group)] + token * hidden_stride_ * activation_bytes_;
 }
@@ -358,7 +378,7 @@ void FfnJob::gate_up(const Task& task) {
     gemm.num_panels = blocks * panels_per_block;
     gemm.out = tile;
     gemm.out_stride = tile_stride;
-    kernels_.gemm(gemm);
+    multiply(runtime_.thread_scratch(task.thread), gemm);
 
     ActivateArgs activate{};
     activate.activation = args_.activation.activation;
@@ -448,7 +468,7 @@ void FfnJob::down(const Task& task) {
       gemm.num_panels = blocks;
       gemm.out = tile;
       gemm.out_stride = stride;
-      kernels_.gemm(gemm);
+      multiply(scratch, gemm);
       const float* bias = weights_.down_bias_block(work.slice, expert, block);
       for (int64_t row = 0; row < rows; ++row) {
         const int64_t token = routing_.token(row_begin + row) - work.token_begin;
@@ -491,6 +511,10 @@ void run_experts_ffn(Runtime& runtime, const FfnArgs& args) {
   const int64_t rows_per_expert = num_tokens * args.top_k.top_k / layout.num_experts;
   const KernelTable& kernels =
       kernel_table_for_rows(layout.format, runtime.instruction_set(), rows_per_expert);
+  const KernelTable* plain = nullptr;
+  if (kernels.dequantize != nullptr && rows_per_expert >= kFewestRowsToDequantize) {
+    plain = &kernel_table_for_rows(kernels.plain_format, runtime.instruction_set(), rows_per_expert);
+  }
   const std::lock_guard lock(runtime.workspace_mutex());
   for (int64_t begin = 0; begin < num_tokens; begin += chunk) {
     FfnArgs part = args;
@@ -500,7 +524,7 @@ void run_experts_ffn(Runtime& runtime, const FfnArgs& args) {
     part.top_k.weights = advance(args.top_k.weights, position, data_type_bytes(args.top_k.weights_type));
     part.hidden_states = advance(args.hidden_states, begin * hidden_size, element_bytes);
     part.output = static_cast<char*>(args.output) + begin * hidden_size * element_bytes;
-    runtime.pool().run(std::make_shared<FfnJob>(runtime, part, kernels, runtime.workspace()));
+    runtime.pool().run(std::make_shared<FfnJob>(runtime, part, kernels, plain, runtime.workspace()));
   }
 }
 

@@ -25,6 +25,7 @@ DataType element_type(WeightFormat format) {
     case WeightFormat::kBfloat16: return DataType::kBfloat16;
     case WeightFormat::kFloat16: return DataType::kFloat16;
     case WeightFormat::kFloat32: return DataType::kFloat32;
+    default: break;  // codes: quantized_packing.cpp
   }
   throw std::invalid_argument("unknown weight format");
 }

@@ -20,7 +20,7 @@ int64_t ScratchBuffer::capacity() const {
 }
 
 int64_t ThreadScratch::bytes() const {
-  return rows.capacity() + tile.capacity() + accumulator.capacity() + result.capacity();
+  return rows.capacity() + tile.capacity() + panels.capacity() + accumulator.capacity() + result.capacity();
 }
 
 Workspace::Workspace(const std::vector<int>& node_per_group) {

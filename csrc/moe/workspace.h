@@ -40,6 +40,7 @@ struct ThreadScratch {
   ScratchBuffer rows;  // one expert's rows of hidden states, contiguous
   ScratchBuffer tile;  // fp32 output of a gemm
   ScratchBuffer accumulator;  // fp32 weighted sums
+  ScratchBuffer panels;  // dequantized weights
   ScratchBuffer result;  // of a task that isn't committed yet
   int64_t bytes() const;
 };

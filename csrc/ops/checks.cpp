@@ -29,6 +29,9 @@ std::vector<int64_t> shape_of(const Tensor& tensor) { return {tensor.sizes().beg
 
 constexpr const char* kGateUpShape =
     "[num_slices, num_experts, blocks, 2 (gate, up) or 1, k of hidden_size, 16, k group]";
+constexpr const char* kQuantizedGateUpShape =
+    "[num_slices, num_experts, blocks, 2 (gate, up) or 1, bytes of a panel]";
+constexpr const char* kQuantizedDownShape = "[num_slices, num_experts, blocks, bytes of a panel]";
 constexpr const char* kDownShape = "[num_slices, num_experts, blocks, k of intermediate_size, 16, k group]";
 
 }  // namespace
@@ -82,7 +85,8 @@ WeightFormat check_packed_format(const char* argument, const Tensor& tensor) {
     case ScalarType::BFloat16: return WeightFormat::kBfloat16;
     case ScalarType::Half: return WeightFormat::kFloat16;
     default:
-      fail(std::string(argument) + " must be packed by pack_experts (float32, bfloat16 or float16), got " +
+      fail(std::string(argument) +
+           " must be packed by pack_experts (float32, bfloat16 or float16; uint8 needs format), got " +
            describe(tensor));
   }
 }
@@ -103,51 +107,108 @@ int64_t check_packed_strides(const char* argument, const Tensor& tensor) {
   return (tensor.size(0) > 1 ? tensor.stride(0) : expected) * static_cast<int64_t>(tensor.element_size());
 }
 
-ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_proj, int64_t hidden_size) {
+namespace {
+
+// The dimensions of one panel of k.
+std::vector<int64_t> panel_shape(const ExpertLayout& layout, int64_t k) {
+  if (is_quantized(layout.format)) return {QuantizedPanel(layout.format, layout.quantization, k).bytes};
+  const int64_t group = k_group(layout.format);
+  return {(k + group - 1) / group, kPanelWidth, group};
+}
+
+std::vector<int64_t> concatenate(std::vector<int64_t> first, const std::vector<int64_t>& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+// The k that a panel was packed for, rounded up to the format's k group; 0 if there is none. More k never
+// take fewer bytes: a k group alone is a cache line or more.
+int64_t k_of_panel(const ExpertLayout& layout, const Tensor& tensor, int64_t dimension) {
+  const int64_t group = k_group(layout.format);
+  if (!is_quantized(layout.format)) return tensor.size(dimension) * group;
+  const int64_t bytes = tensor.size(dimension);
+  int64_t low = 0, high = bytes / group_bytes(layout.format);
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (QuantizedPanel(layout.format, layout.quantization, middle * group).bytes <= bytes) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  const bool exact =
+      low > 0 && QuantizedPanel(layout.format, layout.quantization, low * group).bytes == bytes;
+  return exact ? low * group : 0;
+}
+
+}  // namespace
+
+void check_quantized(const char* argument, const Tensor& tensor) {
+  if (tensor.scalar_type() != ScalarType::Byte) {
+    fail(std::string(argument) + " must be packed by pack_experts in the format that is given (uint8), got " +
+         describe(tensor));
+  }
+}
+
+std::vector<int64_t> gate_up_shape(const ExpertLayout& layout) {
+  return concatenate({layout.num_slices, layout.num_experts, layout.gate_up_blocks_per_slice(),
+                      layout.panels_per_gate_up_block()},
+                     panel_shape(layout, layout.hidden_size));
+}
+
+std::vector<int64_t> down_shape(const ExpertLayout& layout) {
+  return concatenate({layout.num_slices, layout.num_experts, layout.down_blocks_per_slice()},
+                     panel_shape(layout, layout.intermediate_size));
+}
+
+ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_proj, int64_t hidden_size,
+                               const std::optional<std::string>& format) {
   check_cpu("gate_up_proj", gate_up_proj);
   check_cpu("down_proj", down_proj);
-  check_dimensions("gate_up_proj", gate_up_proj, 7, kGateUpShape);
-  check_dimensions("down_proj", down_proj, 6, kDownShape);
-  const WeightFormat format = check_packed_format("gate_up_proj", gate_up_proj);
-  if (check_packed_format("down_proj", down_proj) != format) {
-    fail("gate_up_proj and down_proj must be packed in one format, got " + describe(gate_up_proj) + " and " +
-         describe(down_proj));
-  }
   ExpertLayout layout{};
-  layout.format = format;
+  if (format.has_value()) {
+    parse_quantization(*format, &layout.format, &layout.quantization);
+    check_quantized("gate_up_proj", gate_up_proj);
+    check_quantized("down_proj", down_proj);
+    check_dimensions("gate_up_proj", gate_up_proj, 5, kQuantizedGateUpShape);
+    check_dimensions("down_proj", down_proj, 4, kQuantizedDownShape);
+  } else {
+    check_dimensions("gate_up_proj", gate_up_proj, 7, kGateUpShape);
+    check_dimensions("down_proj", down_proj, 6, kDownShape);
+    layout.format = check_packed_format("gate_up_proj", gate_up_proj);
+    if (check_packed_format("down_proj", down_proj) != layout.format) {
+      fail("gate_up_proj and down_proj must be packed in one format, got " + describe(gate_up_proj) +
+           " and " + describe(down_proj));
+    }
+  }
   layout.num_slices = gate_up_proj.size(0);
   layout.num_experts = gate_up_proj.size(1);
   layout.hidden_size = hidden_size;
-  const int64_t group = k_group(format);
-  layout.intermediate_size = down_proj.size(3) * group;
+  layout.intermediate_size = k_of_panel(layout, down_proj, 3);
   layout.gated = gate_up_proj.size(3) == 2;
   if (layout.num_slices < 1 || layout.num_experts < 1 || layout.intermediate_size < 1 ||
       (gate_up_proj.size(3) != 1 && gate_up_proj.size(3) != 2)) {
-    fail(std::string("gate_up_proj must be ") + kGateUpShape + " and down_proj " + kDownShape + ", got " +
+    fail(std::string("gate_up_proj must be ") + (format.has_value() ? kQuantizedGateUpShape : kGateUpShape) +
+         " and down_proj " + (format.has_value() ? kQuantizedDownShape : kDownShape) + ", got " +
          describe(gate_up_proj) + " and " + describe(down_proj));
   }
-  const int64_t hidden_k = (hidden_size + group - 1) / group;
-  if (gate_up_proj.size(4) != hidden_k) {
+  if (gate_up_proj.size(4) != panel_shape(layout, hidden_size)[0]) {
     fail("hidden_states has hidden_size " + std::to_string(hidden_size) +
-         ", but gate_up_proj was packed for " + std::to_string(gate_up_proj.size(4) * group) + " (" +
+         ", but gate_up_proj was packed for " + std::to_string(k_of_panel(layout, gate_up_proj, 4)) + " (" +
          describe(gate_up_proj) + ")");
   }
-  check_shape("gate_up_proj", gate_up_proj,
-              {layout.num_slices, layout.num_experts, layout.gate_up_blocks_per_slice(),
-               layout.panels_per_gate_up_block(), hidden_k, kPanelWidth, group},
+  check_shape("gate_up_proj", gate_up_proj, gate_up_shape(layout),
               "to go with down_proj's intermediate_size");
-  check_shape("down_proj", down_proj,
-              {layout.num_slices, layout.num_experts, layout.down_blocks_per_slice(),
-               layout.intermediate_size / group, kPanelWidth, group},
-              "to go with gate_up_proj and hidden_size");
+  check_shape("down_proj", down_proj, down_shape(layout), "to go with gate_up_proj and hidden_size");
   return layout;
 }
 
 PackedWeights check_packed_weights(const Tensor& gate_up_proj, const Tensor& down_proj,
                                    const std::optional<Tensor>& gate_up_bias,
-                                   const std::optional<Tensor>& down_bias, int64_t hidden_size) {
+                                   const std::optional<Tensor>& down_bias, int64_t hidden_size,
+                                   const std::optional<std::string>& format) {
   PackedWeights weights{};
-  weights.layout = check_packed_pair(gate_up_proj, down_proj, hidden_size);
+  weights.layout = check_packed_pair(gate_up_proj, down_proj, hidden_size, format);
   const ExpertLayout& layout = weights.layout;
   weights.gate_up = static_cast<const char*>(gate_up_proj.data_ptr());
   weights.gate_up_slice_stride = check_packed_strides("gate_up_proj", gate_up_proj);

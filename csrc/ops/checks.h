@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/kernels.h"
 #include "moe/expert_layout.h"
@@ -28,18 +29,25 @@ void check_shape(const char* argument, const Tensor& tensor, const std::vector<i
 DataType check_float_type(const char* argument, const Tensor& tensor);
 
 // Reads the layout of a pair of packed tensors. hidden_size is what the packed tensors can't say: they
-// hold it rounded up to the format's k group and to whole blocks.
-ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_proj, int64_t hidden_size);
+// hold it rounded up to the format's k group and to whole blocks. format: of codes, see
+// kernels/quantization.h; without, the dtype tells.
+ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_proj, int64_t hidden_size,
+                               const std::optional<std::string>& format);
+
+std::vector<int64_t> gate_up_shape(const ExpertLayout& layout);
+std::vector<int64_t> down_shape(const ExpertLayout& layout);
 
 // The packed tensors as the kernels see them; biases are checked against the layout.
 PackedWeights check_packed_weights(const Tensor& gate_up_proj, const Tensor& down_proj,
                                    const std::optional<Tensor>& gate_up_bias,
-                                   const std::optional<Tensor>& down_bias, int64_t hidden_size);
+                                   const std::optional<Tensor>& down_bias, int64_t hidden_size,
+                                   const std::optional<std::string>& format);
 
 // One packed projection: its slices may lie apart, but each must be dense and 64-byte aligned rows don't
 // matter. Returns the bytes between slices.
 int64_t check_packed_strides(const char* argument, const Tensor& tensor);
 
 WeightFormat check_packed_format(const char* argument, const Tensor& tensor);
+void check_quantized(const char* argument, const Tensor& tensor);
 
 }  // namespace numa_moe

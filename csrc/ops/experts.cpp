@@ -51,7 +51,7 @@ bool needs_up(Activation activation) {
 Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor& topk_weights,
                const Tensor& gate_up_proj, const Tensor& down_proj, std::optional<Tensor> gate_up_bias,
                std::optional<Tensor> down_bias, std::string activation, std::optional<double> alpha,
-               std::optional<double> limit) {
+               std::optional<double> limit, std::optional<std::string> format) {
   const ExitGuard exit_guard;
   check_dimensions("hidden_states", hidden_states, 2, "[num_tokens, hidden_size]");
   const DataType hidden_type = check_float_type("hidden_states", hidden_states);
@@ -66,7 +66,7 @@ Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor
   const IndexType index_type = check_index_type(topk_ids);
   const DataType weights_type = check_float_type("topk_weights", topk_weights);
   const PackedWeights weights =
-      check_packed_weights(gate_up_proj, down_proj, gate_up_bias, down_bias, hidden_size);
+      check_packed_weights(gate_up_proj, down_proj, gate_up_bias, down_bias, hidden_size, format);
   const ActivationSpec spec = check_activation(activation, alpha, limit);
   if (needs_up(spec.activation) && !weights.layout.gated) {
     fail("activation \"" + activation +

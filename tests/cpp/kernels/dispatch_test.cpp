@@ -109,9 +109,12 @@ TEST(DispatchTest, SizesOfFormatsAndTypes) {
   EXPECT_EQ(k_group(WeightFormat::kBfloat16), 2);
   EXPECT_EQ(k_group(WeightFormat::kFloat16), 1);
   EXPECT_EQ(k_group(WeightFormat::kFloat32), 1);
-  EXPECT_EQ(weight_bytes(WeightFormat::kBfloat16), 2);
-  EXPECT_EQ(weight_bytes(WeightFormat::kFloat16), 2);
-  EXPECT_EQ(weight_bytes(WeightFormat::kFloat32), 4);
+  EXPECT_EQ(k_group(WeightFormat::kFourBit), 8);
+  EXPECT_EQ(group_bytes(WeightFormat::kBfloat16), 64);
+  EXPECT_EQ(group_bytes(WeightFormat::kFloat16), 32);
+  EXPECT_EQ(group_bytes(WeightFormat::kFloat32), 64);
+  EXPECT_EQ(group_bytes(WeightFormat::kInt8), 128);
+  EXPECT_EQ(group_bytes(WeightFormat::kFourBit), 64);
   EXPECT_EQ(data_type_bytes(DataType::kBfloat16), 2);
   EXPECT_EQ(data_type_bytes(DataType::kFloat16), 2);
   EXPECT_EQ(data_type_bytes(DataType::kFloat32), 4);

@@ -41,6 +41,45 @@ inline __m256i cvtepi32_epi16(simde__m512i a) {
 inline simde__m512i srai_epi32(simde__m512i a, int count) {
   return map16<simde__m512i, int32_t>(a, [count](int32_t lane) { return lane >> count; });
 }
+inline simde__m512i cvtepu8_epi32(__m128i a) {
+  uint8_t in[16];
+  std::memcpy(in, &a, sizeof(in));
+  uint32_t out[16];
+  for (int i = 0; i < 16; ++i) out[i] = in[i];
+  simde__m512i result;
+  std::memcpy(&result, out, sizeof(result));
+  return result;
+}
+inline simde__m512 cvtepi32_ps(simde__m512i a) {
+  return map16<simde__m512, int32_t>(a, [](int32_t lane) { return static_cast<float>(lane); });
+}
+
+// A lookup of elements in a table of one or two vectors, by the lowest bits of each index.
+template <class Element, int kEntries>
+inline simde__m512i look_up(const simde__m512i& index, const void* first, const void* second) {
+  constexpr int kLanes = 64 / sizeof(Element);
+  Element indices[kLanes], out[kLanes], table[2 * kLanes];
+  std::memcpy(indices, &index, 64);
+  std::memcpy(table, first, 64);
+  std::memcpy(table + kLanes, second, 64);
+  for (int i = 0; i < kLanes; ++i) out[i] = table[indices[i] % kEntries];
+  simde__m512i result;
+  std::memcpy(&result, out, 64);
+  return result;
+}
+inline simde__m512 permutexvar_ps(simde__m512i index, simde__m512 table) {
+  const simde__m512i result = look_up<uint32_t, 16>(index, &table, &table);
+  simde__m512 floats;
+  std::memcpy(&floats, &result, 64);
+  return floats;
+}
+inline simde__m512i permutexvar_epi16(simde__m512i index, simde__m512i table) {
+  return look_up<uint16_t, 32>(index, &table, &table);
+}
+inline simde__m512i permutex2var_epi8(simde__m512i first, simde__m512i index, simde__m512i second) {
+  return look_up<uint8_t, 128>(index, &first, &second);
+}
+
 inline simde__m512 cvtph_ps(__m256i a) {
   simde__m512 result;
   auto* out = reinterpret_cast<float*>(&result);
@@ -87,6 +126,11 @@ inline simde__m512 dpbf16_ps(simde__m512 sum, simde__m512i a, simde__m512i b) {
 #undef _mm512_cvtepu16_epi32
 #undef _mm512_cvtepi32_epi16
 #undef _mm512_srai_epi32
+#undef _mm512_cvtepu8_epi32
+#undef _mm512_cvtepi32_ps
+#undef _mm512_permutexvar_ps
+#undef _mm512_permutexvar_epi16
+#undef _mm512_permutex2var_epi8
 #undef _mm512_cvtph_ps
 #undef _mm512_cvtps_ph
 #define _mm512_cvtepu16_epi32(a) emulated::cvtepu16_epi32(a)
@@ -94,3 +138,8 @@ inline simde__m512 dpbf16_ps(simde__m512 sum, simde__m512i a, simde__m512i b) {
 #define _mm512_srai_epi32(a, count) emulated::srai_epi32(a, count)
 #define _mm512_cvtph_ps(a) emulated::cvtph_ps(a)
 #define _mm512_cvtps_ph(a, rounding) emulated::cvtps_ph(a)
+#define _mm512_cvtepu8_epi32(a) emulated::cvtepu8_epi32(a)
+#define _mm512_cvtepi32_ps(a) emulated::cvtepi32_ps(a)
+#define _mm512_permutexvar_ps(index, table) emulated::permutexvar_ps(index, table)
+#define _mm512_permutexvar_epi16(index, table) emulated::permutexvar_epi16(index, table)
+#define _mm512_permutex2var_epi8(first, index, second) emulated::permutex2var_epi8(first, index, second)

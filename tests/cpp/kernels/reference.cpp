@@ -52,6 +52,9 @@ std::string format_name(WeightFormat format) {
     case WeightFormat::kBfloat16: return "bf16";
     case WeightFormat::kFloat16: return "fp16";
     case WeightFormat::kFloat32: return "fp32";
+    case WeightFormat::kInt8: return "int8";
+    case WeightFormat::kFloat8: return "fp8";
+    case WeightFormat::kFourBit: return "four bits";
   }
   throw std::invalid_argument("format");
 }
@@ -81,6 +84,7 @@ float round_to_weight(WeightFormat format, float value) {
     case WeightFormat::kBfloat16: return static_cast<float>(bfloat16_value(nearest_bfloat16(value)));
     case WeightFormat::kFloat16: return static_cast<float>(float16_value(nearest_float16(value)));
     case WeightFormat::kFloat32: return value;
+    default: break;
   }
   throw std::invalid_argument("format");
 }
