@@ -339,6 +339,23 @@ class PackedExperts:
         """The packed weights and the nodes that they were to be on."""
         return PlacedTensors((self.gate_up_proj, self.down_proj), self.nodes, self._bind_errors)
 
+    def unpack_gate_up_bias(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Gate's and up's biases, ``[num_experts, intermediate_size]`` fp32 each, or None."""
+        packed = self.gate_up_bias
+        if packed is None:
+            return None, None
+        gate, *up = (
+            self._gather_rows(packed[:, :, :, index], self.intermediate_size, self._intermediate_blocks)
+            for index in range(2 if self.gated else 1)
+        )
+        return gate, up[0] if up else None
+
+    def unpack_down_bias(self) -> torch.Tensor | None:
+        """Down's biases, ``[num_experts, hidden_size]`` fp32, or None if there are none."""
+        if self.down_bias is None:
+            return None
+        return self._gather_rows(self.down_bias, self.hidden_size, self._hidden_blocks)
+
     def unpack(self) -> UnpackedExperts:
         """The weights in the layout and dtype they were packed from.
 
@@ -357,20 +374,17 @@ class PackedExperts:
         gate, up = _gate_and_up(gate_up, self.gated, self._interleaved)
         torch.ops.numa_moe.unpack_gate_up(self.gate_up_proj, gate, up, 0)
         torch.ops.numa_moe.unpack_down(self.down_proj, down, 0)
-        gate_up_bias = down_bias = None
-        if self.gate_up_bias is not None:
+        gate_up_bias = None
+        gate_rows, up_rows = self.unpack_gate_up_bias()
+        if gate_rows is not None:
             gate_up_bias = _host_empty(self.num_experts, rows, dtype=self._bias_dtypes[0])
             gate_bias, up_bias = _gate_and_up(gate_up_bias, self.gated, self._interleaved)
-            packed = self.gate_up_bias
-            gate_bias.copy_(
-                self._gather_rows(packed[:, :, :, 0], self.intermediate_size, self._intermediate_blocks)
-            )
+            gate_bias.copy_(gate_rows)
             if up_bias is not None:
-                up_bias.copy_(
-                    self._gather_rows(packed[:, :, :, 1], self.intermediate_size, self._intermediate_blocks)
-                )
-        if self.down_bias is not None:
-            down_bias = self._gather_rows(self.down_bias, self.hidden_size, self._hidden_blocks)
+                assert up_rows is not None
+                up_bias.copy_(up_rows)
+        down_bias = self.unpack_down_bias()
+        if down_bias is not None:
             down_bias = down_bias.to(self._bias_dtypes[1]).contiguous()
         if self._transposed:
             gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
