@@ -70,6 +70,43 @@ def test_stacked_experts_of_any_layout(transposed: bool, interleaved: bool) -> N
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+class WithIdentities(StackedExperts):
+    """Two ids more than there are experts; their gate_up_proj is there, and unused."""
+
+    def __init__(self, added: float = 1.0) -> None:
+        super().__init__(transposed=False, interleaved=False)
+        self.gate_up_proj = nn.Parameter(
+            torch.cat((self.gate_up_proj.data, torch.randn(2, 2 * INTERMEDIATE, HIDDEN)))
+        )
+        self.added = added
+
+    def forward(self, hidden_states: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        identity = (weights * (ids >= EXPERTS)).sum(-1, keepdim=True) * hidden_states
+        known = super().forward(hidden_states, ids.clamp(max=EXPERTS - 1), weights * (ids < EXPERTS))
+        return known + self.added * identity
+
+
+def test_identity_experts() -> None:
+    model = nn.Sequential(WithIdentities())
+    ids = torch.tensor([[0, 5], [6, 6], [4, 1], [5, 2]])
+    rows, weights = torch.randn(4, HIDDEN), torch.rand(4, 2)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with torch.no_grad():
+        expected = model[0](rows, ids, weights)
+        report = torch_numa_moe.patch(model, progress=False)
+        assert report.modules[0].num_experts == EXPERTS
+        assert float((model[0](rows, ids, weights) - expected).abs().max()) <= 1e-5
+    torch_numa_moe.unpatch(model)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert "computes something else" in reason(WithIdentities(added=0.5))
+
+
+def test_ids_beyond_the_experts_that_do_something_are_refused() -> None:
+    experts = WithIdentities()
+    experts.gate_up_proj = nn.Parameter(experts.gate_up_proj.data[:EXPERTS])
+    assert "does something for ids from 5 on" in reason(experts)
+
+
 def test_experts_that_do_something_else_with_their_weights_are_refused() -> None:
     assert "computes something else" in reason(StackedExperts(transposed=False, interleaved=False, power=2))
     unknown = StackedExperts(transposed=False, interleaved=False, activation=functional.mish)

@@ -59,6 +59,7 @@ class ReplacementSpec:
         parameter_names: of the parameters that packing frees.
         gate: the experts' activation.
         methods: what is replaced.
+        unpacked_rows: how many experts at the end of a parameter aren't packed, by name; they are kept aside.
     """
 
     module: nn.Module
@@ -66,6 +67,7 @@ class ReplacementSpec:
     parameter_names: tuple[str, ...]
     gate: GateFunction
     methods: tuple[MethodReplacement, ...]
+    unpacked_rows: dict[str, int] = field(default_factory=dict)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -107,11 +109,13 @@ class ReplacedState(PackedState):
         layout: finds the weights in the module.
         shapes: of the freed parameters, and their dtypes, by name.
         replaced: the methods that were replaced: module and method name.
+        kept: the ends of parameters that aren't packed, by name.
     """
 
     layout: WeightLayout | None = None
     shapes: dict[str, tuple[torch.Size, torch.dtype]] = field(default_factory=dict)
     replaced: list[tuple[str, str]] = field(default_factory=list)
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def restore_weights(self, module: nn.Module) -> None:
         """Unpacks the experts into the module's parameters, in the dtype that those have now."""
@@ -122,6 +126,8 @@ class ReplacedState(PackedState):
             targets.append((parameter, parameter.device, parameter.dtype))
             parameter.data = torch.empty(shape, dtype=dtype, device="cpu")
         unpack_weights(self.packed, self.layout(module))
+        for name, end in self.kept.items():
+            module.get_parameter(name).data[-end.shape[0] :] = end
         for parameter, device, dtype in targets:
             parameter.data = parameter.data.to(device=device, dtype=dtype)
 
@@ -223,6 +229,10 @@ def pack_replaced(spec: ReplacementSpec, format: str, *, verify_placement: bool 
             shapes={
                 name: (parameter.shape, parameter.dtype)
                 for name, parameter in zip(spec.parameter_names, spec.parameters, strict=True)
+            },
+            kept={
+                name: spec.module.get_parameter(name).data[-rows:].clone()
+                for name, rows in spec.unpacked_rows.items()
             },
         )
         del weights

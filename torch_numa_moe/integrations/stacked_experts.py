@@ -1,7 +1,8 @@
 """Modules with stacked experts, as behind transformers' interface, that aren't behind it.
 
 They have parameters gate_up_proj and down_proj of three dimensions, and a forward of hidden states, ids and
-weights.
+weights. If down_proj is of fewer experts, the others are identities, whose gate_up_proj is unused
+(LongCat-Flash before it was behind the interface).
 """
 
 from __future__ import annotations
@@ -72,8 +73,11 @@ def check(module: nn.Module) -> ReplacementSpec:
             layout = _Layout(transposed=transposed, interleaved=interleaved)
             problem = _find_problem(module, layout, gate)
             if problem is None:
-                methods = (MethodReplacement("", "forward", _forward),)
-                return ReplacementSpec(module, layout, _PARAMETERS, gate, methods)
+                num_identities = _num_identities(module)
+                forward = _forward_with_identities if num_identities else _forward
+                unpacked = {"gate_up_proj": num_identities} if num_identities else {}
+                methods = (MethodReplacement("", "forward", forward),)
+                return ReplacementSpec(module, layout, _PARAMETERS, gate, methods, unpacked)
     assert problem is not None
     raise UnsupportedExpertsError(problem)
 
@@ -86,12 +90,18 @@ class _Layout:
 
     def __call__(self, module: nn.Module) -> list[ExpertWeights]:
         gate_up, down = (module.get_parameter(name).detach() for name in _PARAMETERS)
+        gate_up = gate_up[: down.shape[0]]
         if self.transposed:
             gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
         if self.interleaved:
             return [ExpertWeights(gate_up[:, 0::2], gate_up[:, 1::2], down)]
         size = gate_up.shape[1] // 2
         return [ExpertWeights(gate_up[:, :size], gate_up[:, size:], down)]
+
+
+def _num_identities(module: nn.Module) -> int:
+    gate_up, down = (module.get_parameter(name) for name in _PARAMETERS)
+    return max(0, gate_up.shape[0] - down.shape[0])
 
 
 def _intermediate_size(module: nn.Module, transposed: bool) -> int | None:
@@ -123,13 +133,41 @@ def _find_problem(module: nn.Module, layout: _Layout, gate: GateFunction) -> str
     check_weights(weights)
     dtype = module.get_parameter("down_proj").dtype
     hidden_states = random_rows(TRIAL_ROWS, weights[0].gate.shape[2], dtype)
-    ids = torch.arange(2 * TRIAL_ROWS).reshape(TRIAL_ROWS, 2) % weights[0].num_experts
+    num_experts, num_identities = weights[0].num_experts, _num_identities(module)
+    ids = torch.arange(2 * TRIAL_ROWS).reshape(TRIAL_ROWS, 2) * (num_experts + num_identities)
+    ids //= 2 * TRIAL_ROWS
     scales = random_rows(TRIAL_ROWS, 2, dtype).abs()
     expected = reference_experts(weights, gate, hidden_states, ids, scales)
+    if num_identities:
+        expected += _identities(hidden_states, ids, scales, num_experts)
     with inference(module):
-        return trial_problem(lambda: module(hidden_states, ids, scales), expected, dtype, "its forward")
+        problem = trial_problem(lambda: module(hidden_states, ids, scales), expected, dtype, "its forward")
+        if problem is None and num_identities == 0 and _adds_something(module, hidden_states, num_experts):
+            problem = f"its forward does something for ids from {num_experts} on, which it has no weights for"
+    return problem
+
+
+def _adds_something(module: nn.Module, hidden_states: Tensor, beyond: int) -> bool:
+    """Whether an id that no expert has does anything, other than failing."""
+    ids = torch.full((hidden_states.shape[0], 1), beyond)
+    try:
+        return bool(module(hidden_states, ids, hidden_states.new_ones(ids.shape)).any())
+    except Exception:  # noqa: BLE001  (such an id never comes, then)
+        return False
+
+
+def _identities(hidden_states: Tensor, ids: Tensor, weights: Tensor, num_experts: int) -> Tensor:
+    return hidden_states * weights.masked_fill(ids < num_experts, 0).sum(dim=-1, keepdim=True)
 
 
 def _forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     packed, _ = packed_of(self)
     return packed(hidden_states, top_k_index, top_k_weights)
+
+
+def _forward_with_identities(
+    self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    packed, _ = packed_of(self)
+    identities = _identities(hidden_states, top_k_index, top_k_weights, packed.num_experts)
+    return packed(hidden_states, top_k_index, top_k_weights) + identities.to(hidden_states.dtype)
