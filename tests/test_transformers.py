@@ -21,7 +21,7 @@ from torch import nn
 import torch_numa_moe
 from torch_numa_moe import PackedExperts, pack_experts
 from torch_numa_moe.integrations import experts_interface, packed_module
-from torch_numa_moe.integrations.packed_module import packed_state
+from torch_numa_moe.integrations.packed_module import find_packed, packed_state
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
@@ -619,6 +619,28 @@ def test_a_layout_that_contradicts_the_gate_is_refused() -> None:
 
     assert "declares its gate and up rows as halves" in reason(make_experts(gate=interleaved))
     assert "declares its gate and up rows as interleaved" in reason(make_experts(is_concatenated=False))
+
+
+def test_without_a_declared_layout_the_gate_decides() -> None:
+    """transformers 5.0 knows no is_concatenated."""
+
+    def interleaved(rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(rows[..., ::2]) * rows[..., 1::2]
+
+    layers = nn.Sequential(make_experts(gate=interleaved), make_experts())
+    for layer in layers:
+        del layer.is_concatenated
+    torch_numa_moe.patch(layers, progress=False)
+    assert [state.packed._interleaved for state in find_packed(layers).values()] == [True, False]
+
+
+def test_weights_of_more_columns_than_ids() -> None:
+    """Routers of transformers 5.0: eager reads the first top_k columns."""
+    layer = make_experts()
+    torch_numa_moe.patch(nn.Sequential(layer), progress=False)
+    hidden, ids, weights = torch.randn(3, 16), torch.tensor([[0, 1], [2, 3], [1, 2]]), torch.rand(3, 4)
+    with torch.no_grad():
+        assert torch.equal(layer(hidden, ids, weights), layer(hidden, ids, weights[:, :2].contiguous()))
 
 
 def test_weights_that_dont_fit_are_refused() -> None:

@@ -96,6 +96,9 @@ def experts_forward(
             )
         # Not as a decorator: that would import the compiler along with this package, which takes seconds.
         state = torch.compiler.disable(_pack_at_first_forward)(self)
+    if top_k_weights.shape[1] > top_k_index.shape[1]:
+        # Some routers of transformers 5.0 return a column per expert, of which eager reads the first ones.
+        top_k_weights = top_k_weights[:, : top_k_index.shape[1]]
     if getattr(self, "has_post_expert_norm", False):
         norm: Any = self.post_expert_norm
         return run_normalised(state.packed, norm, hidden_states, top_k_index, top_k_weights)

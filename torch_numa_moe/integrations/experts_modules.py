@@ -194,22 +194,27 @@ def _find_gate(module: nn.Module, gated: bool, intermediate_size: int) -> GateFu
     function = getattr(module, name, None)
     if not callable(function):
         raise UnsupportedExpertsError(f"it has no {name} to probe")
-    interleaved = not getattr(module, "is_concatenated", True)
+    # transformers 5.0 declares nothing about it: whatever the gate function reads is right, then.
+    declared = getattr(module, "is_concatenated", None)
+    layouts = (False, True) if declared is None else (not declared,)
     constants = [
         float(value)
         for value in vars(module).values()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
     ]
-    try:
-        if gated:
-            return probe_gate(function, intermediate_size, interleaved=interleaved, constants=constants)
-        return probe_activation(function, intermediate_size)
-    except UnknownGateFunctionError as error:
-        raise UnsupportedExpertsError(str(error)) from None
-    except Exception as error:  # the model's own code may raise anything
-        raise UnsupportedExpertsError(
-            f"its gate function can't be probed: {type(error).__name__}: {error}"
-        ) from error
+    reason = ""
+    for interleaved in layouts:
+        try:
+            if gated:
+                return probe_gate(function, intermediate_size, interleaved=interleaved, constants=constants)
+            return probe_activation(function, intermediate_size)
+        except UnknownGateFunctionError as error:  # noqa: PERF203  (two rounds at most)
+            reason = str(error)
+        except Exception as error:  # the model's own code may raise anything
+            raise UnsupportedExpertsError(
+                f"its gate function can't be probed: {type(error).__name__}: {error}"
+            ) from error
+    raise UnsupportedExpertsError(reason)
 
 
 def get_implementation(module: nn.Module) -> str | None:
