@@ -157,6 +157,17 @@ def test_a_block_whose_forward_was_changed_is_refused(
     assert "its forward can't be tried: RuntimeError: no such kernel" in reason(block)
 
 
+@pytest.mark.parametrize(("name", "block_class"), [("llama4", "Llama4TextMoe"), ("dbrx", "DbrxFFN")])
+def test_a_patched_block_is_one_graph(name: str, block_class: str) -> None:
+    model = tiny(name)
+    torch_numa_moe.patch(model, progress=False)
+    block = first_block(model, block_class)
+    rows = torch.randn(1, 5, 64)
+    compiled = torch.compile(block, fullgraph=True, backend="eager", dynamic=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(rows), block(rows))
+
+
 @pytest.mark.parametrize("name", ["llama4", "dbrx", "jetmoe", "switch_transformers"])
 def test_weights_that_cant_be_packed_are_refused(name: str) -> None:
     assert "is torch.float64" in reason(tiny(name).double())

@@ -245,15 +245,14 @@ _VALUES = ("_numa_moe_packed", "_numa_moe_values")
 
 def packed_of(module: nn.Module) -> tuple[PackedExperts, dict[str, Any]]:
     """For replaced methods: the packed experts, and the values of the :class:`MethodReplacement`."""
-    attributes = vars(module)
-    return attributes["_numa_moe_packed"], attributes["_numa_moe_values"]
+    holder: Any = module  # plain attribute access is what torch.compile can trace
+    return holder._numa_moe_packed, holder._numa_moe_values
 
 
 def _replace_methods(spec: ReplacementSpec, state: ReplacedState) -> None:
     for method in spec.methods:
         owner = spec.module.get_submodule(method.module)
         state.replaced.append((method.module, method.name))
-        # In the module's dict, as attributes of nn.Module go: no parameters, in no state dict.
         vars(owner)["_numa_moe_packed"] = state.packed
         vars(owner)["_numa_moe_values"] = method.values
         vars(owner)[method.name] = types.MethodType(method.function, owner)
