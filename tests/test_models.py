@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import copy
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 
 import torch_numa_moe
 from torch_numa_moe.integrations.packed_module import find_packed
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
+from build_or_skip import OLDER, PAGE, build_or_skip, documented_version, run_or_skip  # noqa: E402
 from model_table import INTERFACE, REFUSED, Row, describe, patch_row  # noqa: E402
 from tiny_architectures import (  # noqa: E402
     ARCHITECTURES,
     Architecture,
     architectures_behind_the_interface,
-    build_architecture,
-    is_installed,
     run_architecture,
 )
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-
 ROWS: dict[str, Row] = {}
 """What the tests of this file found, for the test of the page."""
-
-
-def documented_version() -> str:
-    version = re.search(r"architectures of transformers (\S+) ", PAGE.read_text())
-    assert version is not None
-    return version[1]
 
 
 def documented_way(name: str) -> str:
@@ -43,24 +31,9 @@ def documented_way(name: str) -> str:
     return line.split("|")[3].strip()
 
 
-OLDER = Version(transformers.__version__) < Version(documented_version())
-
-
-def build(architecture: Architecture) -> Any:
-    if not is_installed(architecture):
-        pytest.skip(f"transformers {transformers.__version__} has no {architecture.name}")
-    try:
-        model = build_architecture(architecture)
-        run_architecture(model)
-    except Exception as error:
-        if not OLDER:
-            raise
-        pytest.skip(f"an older transformers, which can't run this configuration eagerly: {error}")
-    return model
-
-
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual.float() - expected.float()).abs().max() / expected.float().abs().max())
+    difference = (actual.float() - expected.float()).abs().max()
+    return float(difference / expected.float().abs().max().clamp(min=1e-30))
 
 
 def snapshot(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -79,7 +52,7 @@ parametrise = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda 
 
 @parametrise
 def test_fp32_logits(architecture: Architecture) -> None:
-    model = build(architecture)
+    model = build_or_skip(architecture)
     before, expected = snapshot(model), run_architecture(model)
     assert torch.isfinite(expected).all()
     row = ROWS[architecture.name] = patch_row(architecture, model)
@@ -123,7 +96,7 @@ def test_bf16_layers(architecture: Architecture) -> None:
     Logits would tell less: where rounding makes a router choose another expert, they differ by far more.
     """
     names = [module.name for module in patched_modules(architecture)]
-    model = build(architecture).to(torch.bfloat16)
+    model = build_or_skip(architecture).to(torch.bfloat16)
     calls: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {}
     handles = [
         model.get_submodule(name).register_forward_hook(
@@ -133,7 +106,7 @@ def test_bf16_layers(architecture: Architecture) -> None:
         )
         for name in names
     ]
-    run_architecture(model)
+    run_or_skip(model)
     for handle in handles:
         handle.remove()
     assert calls  # not of all layers: vision experts get no tokens from text
@@ -150,7 +123,7 @@ def test_bf16_layers(architecture: Architecture) -> None:
 
 def patched_modules(architecture: Architecture) -> tuple[Any, ...]:
     try:
-        return torch_numa_moe.patch(build(architecture), progress=False).modules
+        return torch_numa_moe.patch(build_or_skip(architecture), progress=False).modules
     except torch_numa_moe.UnsupportedExpertsError:
         pytest.skip("refused")
 

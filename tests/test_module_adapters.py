@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import torch_numa_moe
-from tiny_architectures import ARCHITECTURES, build_architecture
+from tiny_architectures import ARCHITECTURES
 from torch_numa_moe.integrations.packed_module import find_packed
 
 pytest.importorskip("transformers", minversion="5")
+
+from build_or_skip import build_or_skip
 
 EXPERTS, HIDDEN, INTERMEDIATE = 5, 24, 20
 
@@ -126,7 +128,7 @@ def reason(module: nn.Module) -> str:
 
 
 def tiny(name: str) -> Any:
-    return build_architecture(next(one for one in ARCHITECTURES if one.name == name))
+    return build_or_skip(next(one for one in ARCHITECTURES if one.name == name))
 
 
 def first_block(model: nn.Module, ending: str) -> Any:
