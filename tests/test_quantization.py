@@ -366,18 +366,23 @@ def test_sizes_are_those_of_the_format(name: str) -> None:
     )
 
 
-def test_patching_a_model_with_quantized_experts() -> None:
-    """Logits stay near, and unpatching restores what the codes stand for."""
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "llama4", "switch_transformers"])
+def test_patching_a_model_with_quantized_experts(name: str) -> None:
+    """Each layer is near what it was, and unpatching restores what the codes stand for."""
     pytest.importorskip("transformers")
-    from tiny_models import build_model
+    from build_or_skip import build_or_skip
+    from tiny_architectures import ARCHITECTURES, run_architecture
 
-    model = build_model("qwen3_moe")
-    tokens = torch.randint(0, model.config.vocab_size, (1, 12))
+    model = build_or_skip(next(one for one in ARCHITECTURES if one.name == name))
+    original = {key: value.clone() for key, value in model.state_dict().items()}
     with torch.no_grad():
-        expected = model(tokens).logits
         report = torch_numa_moe.patch(model, format="int8", progress=False)
         assert {module.format for module in report.modules} == {"int8"}
-        assert relative_error(model(tokens).logits, expected.double()) < 0.05
-        patched = model(tokens).logits
+        assert run_architecture(model).isfinite().all()
         torch_numa_moe.unpatch(model)
-        assert relative_error(model(tokens).logits, patched.double()) < 0.02
+    changed = 0
+    for key, value in model.state_dict().items():
+        error = relative_error(value, original[key].double()) if value.is_floating_point() else 0.0
+        assert error < 0.012, key
+        changed += error > 0
+    assert changed >= 2, "nothing was quantized"

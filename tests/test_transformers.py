@@ -21,7 +21,7 @@ from torch import nn
 import torch_numa_moe
 from torch_numa_moe import PackedExperts, pack_experts
 from torch_numa_moe.integrations import experts_interface, packed_module
-from torch_numa_moe.integrations.packed_module import packed_state
+from torch_numa_moe.integrations.packed_module import find_packed, packed_state
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
@@ -512,8 +512,8 @@ def test_first_forwards_of_two_threads_pack_once(monkeypatch: pytest.MonkeyPatch
 
 
 def test_by_name_refusal_names_the_reason() -> None:
-    layer = make_experts(has_post_expert_norm=True, implementation="numa_moe")
-    with pytest.raises(torch_numa_moe.UnsupportedExpertsError, match="can't run Experts: it normalises"):
+    layer = make_experts(gate=lambda rows: torch.tanh(halves(rows)[0]), implementation="numa_moe")
+    with pytest.raises(torch_numa_moe.UnsupportedExpertsError, match="can't run Experts: its gate function"):
         run_layer(layer)
 
 
@@ -573,8 +573,8 @@ def test_the_module_of_these_tests_can_be_patched() -> None:
     assert run_layer(layer).shape == (3, 16)
 
 
-def test_post_expert_norm_is_refused() -> None:
-    assert "normalises each expert's output" in reason(make_experts(has_post_expert_norm=True))
+def test_a_declared_norm_that_isnt_there_is_refused() -> None:
+    assert "has no post_expert_norm" in reason(make_experts(has_post_expert_norm=True))
 
 
 @pytest.mark.parametrize(
@@ -619,6 +619,28 @@ def test_a_layout_that_contradicts_the_gate_is_refused() -> None:
 
     assert "declares its gate and up rows as halves" in reason(make_experts(gate=interleaved))
     assert "declares its gate and up rows as interleaved" in reason(make_experts(is_concatenated=False))
+
+
+def test_without_a_declared_layout_the_gate_decides() -> None:
+    """transformers 5.0 knows no is_concatenated."""
+
+    def interleaved(rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(rows[..., ::2]) * rows[..., 1::2]
+
+    layers = nn.Sequential(make_experts(gate=interleaved), make_experts())
+    for layer in layers:
+        del layer.is_concatenated
+    torch_numa_moe.patch(layers, progress=False)
+    assert [state.packed._interleaved for state in find_packed(layers).values()] == [True, False]
+
+
+def test_weights_of_more_columns_than_ids() -> None:
+    """Routers of transformers 5.0: eager reads the first top_k columns."""
+    layer = make_experts()
+    torch_numa_moe.patch(nn.Sequential(layer), progress=False)
+    hidden, ids, weights = torch.randn(3, 16), torch.tensor([[0, 1], [2, 3], [1, 2]]), torch.rand(3, 4)
+    with torch.no_grad():
+        assert torch.equal(layer(hidden, ids, weights), layer(hidden, ids, weights[:, :2].contiguous()))
 
 
 def test_weights_that_dont_fit_are_refused() -> None:
@@ -678,59 +700,27 @@ def test_one_refused_layer_leaves_all_others_unchanged() -> None:
         torch_numa_moe.patch(layers, progress=False)
     message = str(raised.value)
     assert "1 of 4 experts modules of Sequential can't be packed; nothing was changed" in message
-    assert "2 (Experts): it normalises" in message
+    assert "2 (Experts): it declares has_post_expert_norm" in message
     assert_same_parameters(layers, before)
     assert all(layer.config._experts_implementation == "eager" for layer in experts)
 
 
-def small_llama4() -> Any:
-    return transformers.Llama4ForCausalLM(
-        transformers.Llama4TextConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=16,
-            intermediate_size_mlp=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=16,
-            num_local_experts=4,
-            interleave_moe_layer_step=1,
-        )
-    )
+class SomeExperts(nn.Module):
+    """Looks like experts by its name alone."""
 
 
-def small_dbrx() -> Any:
-    return transformers.DbrxForCausalLM(
-        transformers.DbrxConfig(
-            vocab_size=64,
-            d_model=32,
-            n_heads=2,
-            n_layers=2,
-            max_seq_len=64,
-            attn_config={"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
-            ffn_config={"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("build", "near"),
-    [
-        (small_llama4, "model.layers.*.feed_forward.experts (Llama4TextExperts)"),
-        (small_dbrx, "transformer.blocks.*.ffn.experts (DbrxExperts)"),
-        (lambda: nn.Sequential(nn.Linear(4, 4)), None),
-    ],
-    ids=["llama4", "dbrx", "dense"],
-)
-def test_models_without_the_interface_are_refused(build: Any, near: str | None) -> None:
-    with pytest.raises(torch_numa_moe.UnsupportedExpertsError) as raised:
-        torch_numa_moe.patch(build(), progress=False)
-    message = str(raised.value)
-    assert "has no experts that can be packed: looked for modules behind transformers' experts" in message
-    assert ("look like experts" in message) == (near is not None)
-    assert near is None or near in message
-    assert raised.value.reasons == {}
+def test_models_without_experts_are_refused() -> None:
+    for model, near in (
+        (nn.Sequential(nn.Linear(4, 4)), None),
+        (nn.Sequential(SomeExperts(), SomeExperts()), "* (SomeExperts)"),
+    ):
+        with pytest.raises(torch_numa_moe.UnsupportedExpertsError) as raised:
+            torch_numa_moe.patch(model, progress=False)
+        message = str(raised.value)
+        assert "has no experts that can be packed: looked for modules behind transformers' experts" in message
+        assert ("look like experts" in message) == (near is not None)
+        assert near is None or near in message
+        assert raised.value.reasons == {}
 
 
 def test_fp8_experts_are_refused() -> None:

@@ -344,8 +344,15 @@ class PackedExperts:
             ),
         )
 
-    def unpack_quantized(self, projection: str) -> QuantizedWeight:
-        """All experts' codes and scales of a projection, as :meth:`pack_quantized` takes them.
+    def unpack_quantized(
+        self, projection: str, first_expert: int = 0, num_experts: int | None = None
+    ) -> QuantizedWeight:
+        """Experts' codes and scales of a projection, as :meth:`pack_quantized` takes them.
+
+        Args:
+            projection: ``"gate"``, ``"up"`` or ``"down"``.
+            first_expert: index of the first expert wanted.
+            num_experts: how many; None: all from the first on.
 
         Raises:
             ValueError: if the format has no codes, or projection isn't one of this layer's.
@@ -356,12 +363,13 @@ class PackedExperts:
         rows, columns = self.intermediate_size, self.hidden_size
         if projection == "down":
             rows, columns = columns, rows
-        empty = QuantizedWeight.empty(self.format, self.num_experts, rows, columns)
+        count = self.num_experts - first_expert if num_experts is None else num_experts
+        empty = QuantizedWeight.empty(self.format, count, rows, columns)
         torch.ops.numa_moe.unpack_quantized(
             packed,
             self._format_text,
             index,
-            0,
+            first_expert,
             empty.codes,
             empty.scales,
             empty.offsets,
@@ -435,6 +443,47 @@ class PackedExperts:
         """The packed weights and the nodes that they were to be on."""
         return PlacedTensors((self.gate_up_proj, self.down_proj), self.nodes, self._bind_errors)
 
+    def unpack_gate_up_bias(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Gate's and up's biases, ``[num_experts, intermediate_size]`` fp32 each, or None."""
+        packed = self.gate_up_bias
+        if packed is None:
+            return None, None
+        gate, *up = (
+            self._gather_rows(packed[:, :, :, index], self.intermediate_size, self._intermediate_blocks)
+            for index in range(2 if self.gated else 1)
+        )
+        return gate, up[0] if up else None
+
+    def unpack_down_bias(self) -> torch.Tensor | None:
+        """Down's biases, ``[num_experts, hidden_size]`` fp32, or None if there are none."""
+        if self.down_bias is None:
+            return None
+        return self._gather_rows(self.down_bias, self.hidden_size, self._hidden_blocks)
+
+    def unpack_experts(
+        self, first_expert: int, gate: torch.Tensor, up: torch.Tensor | None, down: torch.Tensor
+    ) -> None:
+        """Writes some experts' weights, of codes what they stand for, rounded to the tensors' dtype.
+
+        Args:
+            first_expert: index of the first expert wanted.
+            gate: ``[n, intermediate_size, hidden_size]`` fp32, bf16 or fp16, any strides.
+            up: the same, or None when ``gated`` is False.
+            down: ``[n, hidden_size, intermediate_size]``.
+
+        Raises:
+            ValueError: on a shape, dtype or expert that doesn't fit.
+        """
+        if self._format_text is None:
+            torch.ops.numa_moe.unpack_gate_up(self.gate_up_proj, gate, up, first_expert)
+            torch.ops.numa_moe.unpack_down(self.down_proj, down, first_expert)
+            return
+        for expert in range(gate.shape[0]):  # one at a time: codes and fp32 weights take memory
+            for projection, rows in (("gate", gate), ("up", up), ("down", down)):
+                if rows is not None:
+                    found = self.unpack_quantized(projection, first_expert + expert, 1)
+                    rows[expert : expert + 1].copy_(found.dequantize())
+
     def unpack(self) -> UnpackedExperts:
         """The weights in the layout and dtype they were packed from.
 
@@ -451,28 +500,18 @@ class PackedExperts:
             gate_up = _host_empty(*gate_up_shape, dtype=gate_up_dtype)
             down = _host_empty(*down_shape, dtype=down_dtype)
         gate, up = _gate_and_up(gate_up, self.gated, self._interleaved)
-        if self._format_text is None:
-            torch.ops.numa_moe.unpack_gate_up(self.gate_up_proj, gate, up, 0)
-            torch.ops.numa_moe.unpack_down(self.down_proj, down, 0)
-        else:
-            gate.copy_(self.unpack_quantized("gate").dequantize())
-            if up is not None:
-                up.copy_(self.unpack_quantized("up").dequantize())
-            down.copy_(self.unpack_quantized("down").dequantize())
-        gate_up_bias = down_bias = None
-        if self.gate_up_bias is not None:
+        self.unpack_experts(0, gate, up, down)
+        gate_up_bias = None
+        gate_rows, up_rows = self.unpack_gate_up_bias()
+        if gate_rows is not None:
             gate_up_bias = _host_empty(self.num_experts, rows, dtype=self._bias_dtypes[0])
             gate_bias, up_bias = _gate_and_up(gate_up_bias, self.gated, self._interleaved)
-            packed = self.gate_up_bias
-            gate_bias.copy_(
-                self._gather_rows(packed[:, :, :, 0], self.intermediate_size, self._intermediate_blocks)
-            )
+            gate_bias.copy_(gate_rows)
             if up_bias is not None:
-                up_bias.copy_(
-                    self._gather_rows(packed[:, :, :, 1], self.intermediate_size, self._intermediate_blocks)
-                )
-        if self.down_bias is not None:
-            down_bias = self._gather_rows(self.down_bias, self.hidden_size, self._hidden_blocks)
+                assert up_rows is not None
+                up_bias.copy_(up_rows)
+        down_bias = self.unpack_down_bias()
+        if down_bias is not None:
             down_bias = down_bias.to(self._bias_dtypes[1]).contiguous()
         if self._transposed:
             gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)

@@ -218,6 +218,12 @@ class _Probe:
         return values(), values().roll(1, 0).roll(1, 1)
 
 
+def apply_gate_function(function: GateFunction, gate: Tensor, up: Tensor | None) -> Tensor:
+    """What the op computes between its two products, of gate and up of one shape, or of gate alone."""
+    factor = _gate_factor(function, gate)
+    return factor if up is None else factor * _up_factor(function, up)
+
+
 def _gate_factor(function: GateFunction, gate: Tensor) -> Tensor:
     limit = math.inf if function.limit is None else function.limit
     if function.activation == "silu":

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from torch_numa_moe.integrations.experts_modules import (
     IMPLEMENTATION,
-    UnsupportedExpertsError,
     check_experts,
 )
 from torch_numa_moe.integrations.import_hook import call_after_import
+from torch_numa_moe.integrations.normalised_experts import run_normalised
 from torch_numa_moe.integrations.packed_module import PackedState, pack_module, packed_state
+from torch_numa_moe.integrations.unsupported import UnsupportedExpertsError
 
 logger = logging.getLogger("torch_numa_moe")
 
@@ -95,6 +96,12 @@ def experts_forward(
             )
         # Not as a decorator: that would import the compiler along with this package, which takes seconds.
         state = torch.compiler.disable(_pack_at_first_forward)(self)
+    if top_k_weights.shape[1] > top_k_index.shape[1]:
+        # Some routers of transformers 5.0 return a column per expert, of which eager reads the first ones.
+        top_k_weights = top_k_weights[:, : top_k_index.shape[1]]
+    if getattr(self, "has_post_expert_norm", False):
+        norm: Any = self.post_expert_norm
+        return run_normalised(state.packed, norm, hidden_states, top_k_index, top_k_weights)
     return state.packed(hidden_states, top_k_index, top_k_weights)
 
 

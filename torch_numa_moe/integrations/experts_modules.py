@@ -16,25 +16,14 @@ from torch_numa_moe.integrations.activation_probe import (
     probe_activation,
     probe_gate,
 )
+from torch_numa_moe.integrations.declared_forward import uses_only
 from torch_numa_moe.integrations.module_names import without_indices
+from torch_numa_moe.integrations.unsupported import UnsupportedExpertsError
 
 IMPLEMENTATION = "numa_moe"
 """The name under which transformers knows this implementation."""
 
 _SOURCE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class UnsupportedExpertsError(ValueError):
-    """Experts that can't be packed; nothing was changed.
-
-    Attributes:
-        reasons: module name to the reason, for each module that was refused. Empty if the model has no
-            module that could be packed at all; the message then says what was looked for.
-    """
-
-    def __init__(self, message: str, reasons: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.reasons = reasons or {}
 
 
 @dataclass(frozen=True)
@@ -100,10 +89,11 @@ def describe_missing_experts(model: nn.Module) -> str:
     message = (
         f"{type(model).__name__} has no experts that can be packed: looked for modules behind transformers' "
         "experts interface (classes decorated with @use_experts_implementation, which declare is_transposed "
-        "and has_bias, with 3-D parameters gate_up_proj or up_proj, and down_proj)"
+        "and has_bias, with 3-D parameters gate_up_proj or up_proj, and down_proj), for lists of experts "
+        "that are FFNs of linear layers, and for the layouts of Llama-4, DBRX and JetMoE"
     )
     if near:
-        message += f"; these look like experts but aren't behind it: {', '.join(near)}"
+        message += f"; these look like experts but are none of that: {', '.join(near)}"
     return message
 
 
@@ -115,10 +105,10 @@ def check_experts(module: nn.Module) -> ExpertsSpec:
     """
     gated = bool(getattr(module, "has_gate", True))
     transposed = bool(module.is_transposed)
-    if getattr(module, "has_post_expert_norm", False):
-        raise UnsupportedExpertsError(
-            "it normalises each expert's output (has_post_expert_norm), which the op can't"
-        )
+    if getattr(module, "has_post_expert_norm", False) and not callable(
+        getattr(module, "post_expert_norm", None)
+    ):
+        raise UnsupportedExpertsError("it declares has_post_expert_norm, but has no post_expert_norm")
     if hasattr(module, "_hf_hook"):
         raise UnsupportedExpertsError(
             "accelerate manages its weights (a device_map with several devices, or offloading); "
@@ -166,7 +156,9 @@ def _check_parameters(module: nn.Module, names: Sequence[str | None]) -> None:
             )
     unknown = sorted({name for name, _ in module.named_parameters()} - set(names))
     unknown += [name for name, _ in module.named_buffers()]
-    if unknown:
+    if getattr(module, "has_post_expert_norm", False):
+        unknown = [name for name in unknown if not name.startswith("post_expert_norm.")]
+    if unknown and not uses_only(module, [name for name in names if name is not None]):
         raise UnsupportedExpertsError(f"it has weights that the op doesn't know: {', '.join(unknown)}")
 
 
@@ -202,22 +194,27 @@ def _find_gate(module: nn.Module, gated: bool, intermediate_size: int) -> GateFu
     function = getattr(module, name, None)
     if not callable(function):
         raise UnsupportedExpertsError(f"it has no {name} to probe")
-    interleaved = not getattr(module, "is_concatenated", True)
+    # transformers 5.0 declares nothing about it: whatever the gate function reads is right, then.
+    declared = getattr(module, "is_concatenated", None)
+    layouts = (False, True) if declared is None else (not declared,)
     constants = [
         float(value)
         for value in vars(module).values()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
     ]
-    try:
-        if gated:
-            return probe_gate(function, intermediate_size, interleaved=interleaved, constants=constants)
-        return probe_activation(function, intermediate_size)
-    except UnknownGateFunctionError as error:
-        raise UnsupportedExpertsError(str(error)) from None
-    except Exception as error:  # the model's own code may raise anything
-        raise UnsupportedExpertsError(
-            f"its gate function can't be probed: {type(error).__name__}: {error}"
-        ) from error
+    reason = ""
+    for interleaved in layouts:
+        try:
+            if gated:
+                return probe_gate(function, intermediate_size, interleaved=interleaved, constants=constants)
+            return probe_activation(function, intermediate_size)
+        except UnknownGateFunctionError as error:  # noqa: PERF203  (two rounds at most)
+            reason = str(error)
+        except Exception as error:  # the model's own code may raise anything
+            raise UnsupportedExpertsError(
+                f"its gate function can't be probed: {type(error).__name__}: {error}"
+            ) from error
+    raise UnsupportedExpertsError(reason)
 
 
 def get_implementation(module: nn.Module) -> str | None:

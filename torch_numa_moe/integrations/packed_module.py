@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -42,11 +42,36 @@ class PackedState:
         stored = find_format(self.packed.format).dtype
         return torch.promote_types(stored, self.source_dtype) != stored
 
+    def restore_weights(self, module: nn.Module) -> None:
+        """Unpacks the experts into the module's parameters, in the dtype that those have now."""
+        restored = [
+            (module.get_parameter(name), weights)
+            for name, weights in zip(self.parameter_names, self.packed.unpack(), strict=True)
+            if name is not None and weights is not None
+        ]
+        for parameter, weights in restored:
+            # Under tensor parallelism the weights packed were views for one forward: the real ones are whole.
+            if parameter.shape[0] == 0:
+                parameter.data = weights.to(device=parameter.device, dtype=parameter.dtype)
+
+    def detach(self, module: nn.Module) -> None:
+        """Makes the module as one that carries nothing."""
+        for hook in self.hooks:
+            hook.remove()
+        vars(module).pop(_STATE, None)
+
 
 def packed_state(module: nn.Module) -> PackedState | None:
     """What a packed module carries, or None if it isn't packed."""
     state: PackedState | None = getattr(module, _STATE, None)
     return state
+
+
+def find_packed(model: nn.Module) -> dict[str, PackedState]:
+    """Name to what it carries, for each packed module in a model."""
+    return {
+        name: state for name, module in model.named_modules() if (state := packed_state(module)) is not None
+    }
 
 
 def check_format(format: str) -> None:
@@ -59,12 +84,40 @@ def check_format(format: str) -> None:
         find_format(format)
 
 
-def format_for(spec: ExpertsSpec, format: str) -> str:
+class PackableSpec(Protocol):
+    """What is known of a module whose experts can be packed, however it is packed."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that will carry the packed experts."""
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that packing frees."""
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of those parameters."""
+
+    @property
+    def source_dtype(self) -> torch.dtype:
+        """The narrowest dtype that holds all weights as they are."""
+
+    @property
+    def gated(self) -> bool:
+        """Whether there are up rows."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """num_experts, hidden_size and intermediate_size."""
+
+
+def format_for(spec: PackableSpec, format: str) -> str:
     """The weight format that a module gets: ``"auto"`` is the one that rounds nothing."""
     return format_of_dtype(spec.source_dtype).name if format == "auto" else format
 
 
-def slice_bytes_for(spec: ExpertsSpec, format: str, num_slices: int) -> int:
+def slice_bytes_for(spec: PackableSpec, format: str, num_slices: int) -> int:
     """Bytes of weights in each slice once a module is packed."""
     return packed_slice_bytes(format_for(spec, format), *spec.sizes, spec.gated, num_slices)
 
@@ -84,7 +137,7 @@ def pack_module(spec: ExpertsSpec, format: str, *, verify_placement: bool = True
     module, parameters = spec.module, spec.parameters
     gate_up, down, *biases = parameters
     previous = get_implementation(module)
-    with _ordinary_tensors():
+    with ordinary_tensors():
         packed = pack_experts(
             gate_up,
             down,
@@ -105,20 +158,38 @@ def pack_module(spec: ExpertsSpec, format: str, *, verify_placement: bool = True
             spec.source_dtype,
             None if previous == IMPLEMENTATION else previous,
         )
-        originals = [parameter.data for parameter in parameters]
-        try:
-            state.hooks.append(module.register_state_dict_pre_hook(_refuse_state_dict))
-            state.hooks.append(module.register_load_state_dict_pre_hook(_refuse_load_state_dict))
-            state.hooks.append(module.register_forward_pre_hook(_require_implementation))
-            setattr(module, _STATE, state)
-            for parameter in parameters:
-                parameter.data = parameter.data.new_empty((0, *parameter.shape[1:]))
-        except BaseException:
-            for parameter, original in zip(parameters, originals, strict=True):
-                parameter.data = original
-            _forget(module, state)
-            raise
+        attach_state(module, state, parameters, lambda: _require_own_implementation(module, state))
     return state
+
+
+def attach_state(
+    module: nn.Module, state: PackedState, parameters: Sequence[nn.Parameter], last: Callable[[], None]
+) -> None:
+    """Makes a module carry a state, and frees its parameters; does all or nothing.
+
+    Args:
+        module: the module.
+        state: what it carries from now on.
+        parameters: the parameters that were packed.
+        last: what else must be done to the module.
+    """
+    originals = [parameter.data for parameter in parameters]
+    try:
+        state.hooks.append(module.register_state_dict_pre_hook(_refuse_state_dict))
+        state.hooks.append(module.register_load_state_dict_pre_hook(_refuse_load_state_dict))
+        setattr(module, _STATE, state)
+        for parameter in parameters:
+            parameter.data = parameter.data.new_empty((0, *parameter.shape[1:]))
+        last()
+    except BaseException:
+        for parameter, original in zip(parameters, originals, strict=True):
+            parameter.data = original
+        state.detach(module)
+        raise
+
+
+def _require_own_implementation(module: nn.Module, state: PackedState) -> None:
+    state.hooks.append(module.register_forward_pre_hook(_require_implementation))
 
 
 def restore_module(module: nn.Module) -> None:
@@ -126,30 +197,16 @@ def restore_module(module: nn.Module) -> None:
     state = packed_state(module)
     if state is None:
         return
-    with _ordinary_tensors():
-        restored = [
-            (module.get_parameter(name), weights)
-            for name, weights in zip(state.parameter_names, state.packed.unpack(), strict=True)
-            if name is not None and weights is not None
-        ]
-        for parameter, weights in restored:
-            # Under tensor parallelism the weights packed were views for one forward: the real ones are whole.
-            if parameter.shape[0] == 0:
-                parameter.data = weights.to(device=parameter.device, dtype=parameter.dtype)
-    _forget(module, state)
+    with ordinary_tensors():
+        state.restore_weights(module)
+    state.detach(module)
 
 
 @contextlib.contextmanager
-def _ordinary_tensors() -> Iterator[None]:
+def ordinary_tensors() -> Iterator[None]:
     """No inference tensors: a first forward may well be under inference_mode, and the next one not."""
     with torch.inference_mode(False), torch.no_grad():
         yield
-
-
-def _forget(module: nn.Module, state: PackedState) -> None:
-    for hook in state.hooks:
-        hook.remove()
-    vars(module).pop(_STATE, None)
 
 
 def _name(module: nn.Module, prefix: str) -> str:

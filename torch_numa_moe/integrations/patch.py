@@ -14,23 +14,27 @@ from torch_numa_moe.integrations.experts_interface import require_transformers
 from torch_numa_moe.integrations.experts_modules import (
     IMPLEMENTATION,
     ExpertsSpec,
-    UnsupportedExpertsError,
     check_experts,
     describe_missing_experts,
     find_experts_modules,
     get_implementation,
     set_implementation,
 )
+from torch_numa_moe.integrations.module_adapters import Check, find_adapted_modules
 from torch_numa_moe.integrations.module_names import summarise_names
 from torch_numa_moe.integrations.packed_module import (
+    PackableSpec,
     PackedState,
     check_format,
+    find_packed,
     pack_module,
     packed_state,
     restore_module,
     slice_bytes_for,
 )
 from torch_numa_moe.integrations.patch_report import PatchedModule, PatchReport
+from torch_numa_moe.integrations.replaced_module import ReplacementSpec, pack_replaced
+from torch_numa_moe.integrations.unsupported import UnsupportedExpertsError
 from torch_numa_moe.integrations.verification import verify_modules
 from torch_numa_moe.page_cache import find_file_ranges, release_file_ranges, release_files
 
@@ -48,8 +52,7 @@ def patch(model: nn.Module, format: str = "auto", *, progress: bool = True) -> P
     on: exactly, or rounded to the format if that is narrower than their dtype (which is then logged).
 
     Args:
-        model: a model with experts behind transformers' experts interface (transformers 5 or later), its
-            experts' weights on the CPU.
+        model: a model of transformers 5 or later, its experts' weights on the CPU.
         format: weight format, see :func:`torch_numa_moe.pack_experts`; ``"auto"``: for each layer the one
             that stores its dtype as it is.
         progress: show a progress bar, if stderr is a terminal.
@@ -69,10 +72,12 @@ def patch(model: nn.Module, format: str = "auto", *, progress: bool = True) -> P
     check_format(format)
     require_transformers()
     modules = find_experts_modules(model)
-    if not modules:
+    adapted = find_adapted_modules(model, modules.keys())
+    if not modules and not adapted:
         raise UnsupportedExpertsError(describe_missing_experts(model))
-    _check_packed_formats(modules, format)
-    specs = _check_all(model, modules)
+    everything = {**modules, **{name: module for name, (module, _) in adapted.items()}}
+    _check_packed_formats(everything, format)
+    specs = _check_all(model, everything, {name: check for name, (_, check) in adapted.items()})
     implementations = {str(get_implementation(module)) for module in modules.values()}
 
     # Pages of the checkpoint that stay behind in the page cache would push slices off their nodes.
@@ -86,7 +91,10 @@ def patch(model: nn.Module, format: str = "auto", *, progress: bool = True) -> P
                 layer_bytes = spec.source_bytes
                 started.append(spec.module)
                 mapped = find_file_ranges(spec.parameters)
-                pack_module(spec, format, verify_placement=False)
+                if isinstance(spec, ExpertsSpec):
+                    pack_module(spec, format, verify_placement=False)
+                else:
+                    pack_replaced(spec, format, verify_placement=False)
                 release_file_ranges(mapped)
                 bar.update(layer_bytes)
         for module in modules.values():
@@ -94,7 +102,7 @@ def patch(model: nn.Module, format: str = "auto", *, progress: bool = True) -> P
     except BaseException:
         _roll_back(started)
         raise
-    states = {name: state for name, module in modules.items() if (state := packed_state(module)) is not None}
+    states = find_packed(model)
     for name, state in states.items():
         state.packed.name = name
     verify_modules(states.values())
@@ -102,7 +110,7 @@ def patch(model: nn.Module, format: str = "auto", *, progress: bool = True) -> P
     return PatchReport(tuple(entries), tuple(sorted(implementations - {IMPLEMENTATION})))
 
 
-def _check_room(specs: Sequence[ExpertsSpec], format: str) -> None:
+def _check_room(specs: Sequence[PackableSpec], format: str) -> None:
     """Warns before anything is allocated if the nodes lack room for all layers."""
     num_slices = len(runtime.ensure_started().nodes)
     share = sum(slice_bytes_for(spec, format, num_slices) for spec in specs)
@@ -124,10 +132,10 @@ def unpatch(model: nn.Module) -> None:
     """
     _check_model(model)
     modules = find_experts_modules(model)
-    states = {name: state for name, module in modules.items() if (state := packed_state(module)) is not None}
+    states = find_packed(model)
     _log_rounded(states.values())
     for name in states:
-        restore_module(modules[name])
+        restore_module(model.get_submodule(name))
     for name, module in modules.items():
         if get_implementation(module) == IMPLEMENTATION:
             state = states.get(name)
@@ -156,18 +164,22 @@ def _check_packed_formats(modules: dict[str, nn.Module], format: str) -> None:
             )
 
 
-def _check_all(model: nn.Module, modules: dict[str, nn.Module]) -> list[ExpertsSpec]:
+def _check_all(
+    model: nn.Module, modules: dict[str, nn.Module], checks: dict[str, Check]
+) -> list[ExpertsSpec | ReplacementSpec]:
     """How to pack each module that isn't packed yet; raises if one of them can't be."""
-    specs: list[ExpertsSpec] = []
+    specs: list[ExpertsSpec | ReplacementSpec] = []
     reasons: dict[str, str] = {}
     owners: dict[int, str] = {}  # by id of the parameter
     for name, module in modules.items():
         if packed_state(module) is not None:
             continue
         try:
-            spec = check_experts(module)
+            spec = checks.get(name, check_experts)(module)
         except UnsupportedExpertsError as error:
             reasons[name] = str(error)
+            continue
+        if spec is None:
             continue
         shared = {owners[id(one)] for one in spec.parameters if id(one) in owners}
         if shared:

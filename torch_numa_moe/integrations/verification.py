@@ -7,8 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 from torch_numa_moe import runtime
-from torch_numa_moe.integrations.experts_modules import find_experts_modules
-from torch_numa_moe.integrations.packed_module import PackedState, packed_state
+from torch_numa_moe.integrations.packed_module import PackedState, find_packed
 from torch_numa_moe.packing import PackedExperts
 from torch_numa_moe.placement import (
     SlicePlacement,
@@ -50,5 +49,4 @@ def verify_placement(model: nn.Module | PackedExperts) -> tuple[SlicePlacement, 
         raise TypeError(
             f"model must be a torch.nn.Module or torch_numa_moe.PackedExperts, got {type(model).__name__}"
         )
-    modules = find_experts_modules(model).values()
-    return verify_modules([state for module in modules if (state := packed_state(module)) is not None])
+    return verify_modules(find_packed(model).values())
