@@ -29,7 +29,11 @@ from tqdm import tqdm
 import torch_numa_moe
 from torch_numa_moe import _C
 
-DEFAULT_ARMS = tuple(name for name in ARMS if name != "transformers-batched_mm")
+DEFAULT_ARMS = (
+    *(f"numa_moe-{name}" for name in ("bf16", "fp16", "fp32", "int8", "fp8", "int4", "mxfp4", "nvfp4")),
+    "transformers-eager",
+    "transformers-grouped_mm",
+)
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:

@@ -20,12 +20,16 @@ class NumaMoeArm(Arm):
     def __init__(self, shape: Shape, weights: Weights, weight_format: str) -> None:
         del shape  # the packed weights know it
         self.name = f"numa_moe-{weight_format}"
+        quantization = find_format(weight_format).quantization
+        if quantization is not None:
+            # A few times what rounding the weights comes to (docs/formats.md).
+            self.most_relative_error = 0.08 if quantization.code_bits == 8 else 0.35
         self.bits_per_weight = find_format(weight_format).bits_per_weight
         self.packed = torch_numa_moe.pack_experts(
             weights.gate_up_proj, weights.down_proj, format=weight_format
         )
         self.peak_kind: str | None = "fp32"
-        if weight_format == "bf16":
+        if find_format(weight_format).activations == "bf16":
             self.peak_kind = BF16_PEAKS.get(_C.running_instruction_set(), "fp32")
 
     def run(

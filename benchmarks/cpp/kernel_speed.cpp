@@ -18,10 +18,10 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/quantization.h"
 #include "limits.h"
 
 namespace {
@@ -34,11 +34,48 @@ constexpr int64_t kBytesPerThread = 24 << 20;  // read in one measurement
 constexpr int64_t kPrefillRows = 128;
 constexpr int64_t kPrefillPanels = 96;
 
+struct Format {
+  const char* name;
+  WeightFormat format;
+  const char* text = nullptr;  // of codes
+};
+
+constexpr Format kFormats[] = {
+    {"bf16", WeightFormat::kBfloat16},
+    {"fp16", WeightFormat::kFloat16},
+    {"fp32", WeightFormat::kFloat32},
+    {"int8", WeightFormat::kInt8, "codes=int8 scale=fp32"},
+    {"fp8", WeightFormat::kFloat8, "codes=fp8 scale=fp32 group=128"},
+    {"int4", WeightFormat::kFourBit, "codes=int4 scale=bf16 group=32"},
+    {"int4_zp", WeightFormat::kFourBit, "codes=uint4 scale=bf16 group=32 offset=zero_point"},
+    {"mxfp4", WeightFormat::kFourBit, "codes=e2m1 scale=e8m0 group=32"},
+    {"nvfp4", WeightFormat::kFourBit, "codes=e2m1 scale=fp8 group=16 outer=fp32"},
+};
+
+// A format as the kernels take it.
+struct Weights {
+  explicit Weights(const Format& format) : format(format.format) {
+    panel_bytes = kK / k_group(format.format) * group_bytes(format.format);
+    if (format.text == nullptr) return;
+    parse_quantization(format.text, &this->format, &quantization);
+    panel_bytes = QuantizedPanel(format.format, quantization, kK).bytes;
+    pointer = &quantization;
+  }
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
+
+  WeightFormat format;
+  Quantization quantization;
+  const Quantization* pointer = nullptr;
+  int64_t panel_bytes;
+};
+
 struct Options {
   InstructionSet instruction_set = supported_instruction_sets().back();
   int repetitions = 41;
   int64_t buffer_bytes = int64_t{1} << 30;
   std::string only;  // "few", "many" or both
+  std::string format;  // or all
 };
 
 // Time that the calling thread ran: others on the machine disturb that less than the time of day.
@@ -100,7 +137,7 @@ struct Medians {
   }
   void print(const KernelTable& table, const char* format, int threads, int64_t rows,
              const char* unit) const {
-    std::printf("%-10s  %-4s  %7d  %4ld  %8.1f %-7s  %8.1f  %5.3f\n",
+    std::printf("%-10s  %-7s  %7d  %4ld  %8.1f %-7s  %8.1f  %5.3f\n",
                 instruction_set_name(table.instruction_set), format, threads, static_cast<long>(rows),
                 median(rate), unit, median(limit), median(ratio));
     std::fflush(stdout);
@@ -121,9 +158,10 @@ struct Rows {
   std::vector<char> data;
 };
 
-void measure_few_rows(const Options& options, const char* buffer, WeightFormat format, const char* name) {
-  const KernelTable& table = kernel_table(format, options.instruction_set);
-  const int64_t panel_bytes = kK / k_group(format) * group_bytes(format);
+void measure_few_rows(const Options& options, const char* buffer, const Weights& weights_format,
+                      const char* name) {
+  const KernelTable& table = kernel_table(weights_format.format, options.instruction_set);
+  const int64_t panel_bytes = weights_format.panel_bytes;
   const int64_t call_bytes = kPanelsPerCall * panel_bytes;
   const int64_t calls = kBytesPerThread / call_bytes;
   for (int threads : {1, 2}) {
@@ -151,8 +189,8 @@ void measure_few_rows(const Options& options, const char* buffer, WeightFormat f
         const double rate = gigabytes_per_second([&](int thread, const char* weights) {
           for (int64_t call = 0; call < calls; ++call) {
             table.gemm({x.data.data(), x.stride, rows, kK, weights + call * call_bytes, panel_bytes,
-                        kPanelsPerCall, out[static_cast<size_t>(thread)].data(),
-                        kPanelsPerCall * kPanelWidth});
+                        kPanelsPerCall, out[static_cast<size_t>(thread)].data(), kPanelsPerCall * kPanelWidth,
+                        weights_format.pointer});
           }
         });
         medians.add(before, rate, probe());
@@ -162,16 +200,23 @@ void measure_few_rows(const Options& options, const char* buffer, WeightFormat f
   }
 }
 
-void measure_many_rows(const Options& options, const char* buffer, WeightFormat format, const char* name) {
-  const KernelTable& table = kernel_table(format, options.instruction_set);
-  const int64_t panel_bytes = kK / k_group(format) * group_bytes(format);
+// Of codes with the time to dequantize them.
+void measure_many_rows(const Options& options, const char* buffer, const Weights& weights_format,
+                       const char* name) {
+  const KernelTable& codes = kernel_table(weights_format.format, options.instruction_set);
+  const KernelTable& table = kernel_table(codes.plain_format, options.instruction_set);
+  const int64_t panel_bytes = weights_format.panel_bytes;
+  constexpr int64_t kPanelsAtOnce = 4;  // as csrc/moe/experts_ffn.cpp has it
+  const int64_t plain_bytes = kK / k_group(codes.plain_format) * group_bytes(codes.plain_format);
+  std::vector<char> panels(static_cast<size_t>(kPanelsAtOnce * plain_bytes + 64));
   for (int64_t rows : {int64_t{12}, int64_t{16}, int64_t{32}, int64_t{64}, kPrefillRows, 4 * kPrefillRows}) {
     const Rows x(table, rows);
     std::vector<float> out(static_cast<size_t>(rows * kPrefillPanels * kPanelWidth));
     const int64_t multiply_adds = rows * kK * kPrefillPanels * kPanelWidth;
     const auto probe = [&] {
       return rate_on_threads(1, [&](int) {
-        return 2e-9 * static_cast<double>(multiply_registers(table.instruction_set, format, multiply_adds));
+        return 2e-9 * static_cast<double>(
+                          multiply_registers(table.instruction_set, codes.plain_format, multiply_adds));
       });
     };
     Medians medians;
@@ -181,8 +226,31 @@ void measure_many_rows(const Options& options, const char* buffer, WeightFormat 
       const double before = probe();
       const char* weights = buffer + expert++ % experts * kPrefillPanels * panel_bytes;
       const double rate = rate_on_threads(1, [&](int) {
-        table.gemm({x.data.data(), x.stride, rows, kK, weights, panel_bytes, kPrefillPanels, out.data(),
-                    kPrefillPanels * kPanelWidth});
+        GemmArgs args{x.data.data(),
+                      x.stride,
+                      rows,
+                      kK,
+                      weights,
+                      panel_bytes,
+                      kPrefillPanels,
+                      out.data(),
+                      kPrefillPanels * kPanelWidth,
+                      weights_format.pointer};
+        if (codes.dequantize == nullptr) {
+          table.gemm(args);
+        } else {
+          args.num_panels = kPanelsAtOnce;
+          for (int64_t panel = 0; panel < kPrefillPanels; panel += kPanelsAtOnce) {
+            args.weights = weights + panel * panel_bytes;
+            codes.dequantize(args, panels.data());
+            GemmArgs plain = args;
+            plain.weights = panels.data();
+            plain.panel_stride = plain_bytes;
+            plain.quantization = nullptr;
+            plain.out = out.data() + panel * kPanelWidth;
+            table.gemm(plain);
+          }
+        }
         return 2e-9 * static_cast<double>(multiply_adds);
       });
       medians.add(before, rate, probe());
@@ -192,7 +260,9 @@ void measure_many_rows(const Options& options, const char* buffer, WeightFormat 
 }
 
 [[noreturn]] void usage(const char* program) {
-  std::fprintf(stderr, "usage: %s [--isa NAME] [--repetitions N] [--gib N] [--only few|many]\n", program);
+  std::fprintf(stderr,
+               "usage: %s [--isa NAME] [--repetitions N] [--gib N] [--only few|many] [--format NAME]\n",
+               program);
   std::exit(2);
 }
 
@@ -213,6 +283,8 @@ Options parse(int argc, char** argv) {
       options.buffer_bytes = std::max<int64_t>(1, std::atoll(argv[i + 1])) << 30;
     } else if (flag == "--only") {
       options.only = argv[i + 1];
+    } else if (flag == "--format") {
+      options.format = argv[i + 1];
     } else {
       usage(argv[0]);
     }
@@ -226,12 +298,12 @@ Options parse(int argc, char** argv) {
 int main(int argc, char** argv) {
   const Options options = parse(argc, argv);
   const char* buffer = make_buffer(options.buffer_bytes);
-  constexpr std::pair<WeightFormat, const char*> kFormats[] = {
-      {WeightFormat::kBfloat16, "bf16"}, {WeightFormat::kFloat16, "fp16"}, {WeightFormat::kFloat32, "fp32"}};
-  std::printf("%-10s  %-4s  %7s  %4s  %8s %-7s  %8s  %5s\n", "kernels", "w", "threads", "rows", "rate", "",
+  std::printf("%-10s  %-7s  %7s  %4s  %8s %-7s  %8s  %5s\n", "kernels", "w", "threads", "rows", "rate", "",
               "limit", "ratio");
-  for (const auto& [format, name] : kFormats) {
-    if (options.only != "many") measure_few_rows(options, buffer, format, name);
-    if (options.only != "few") measure_many_rows(options, buffer, format, name);
+  for (const Format& format : kFormats) {
+    if (!options.format.empty() && options.format != format.name) continue;
+    const Weights weights(format);
+    if (options.only != "many") measure_few_rows(options, buffer, weights, format.name);
+    if (options.only != "few") measure_many_rows(options, buffer, weights, format.name);
   }
 }

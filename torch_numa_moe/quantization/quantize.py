@@ -11,6 +11,12 @@ _FLOAT8_MAX = 448.0
 _E2M1_MAX = 6.0
 
 
+def can_quantize(format: str) -> bool:
+    """Whether :func:`quantize` takes a format: one of codes, but not GGUF's with several levels of scales."""
+    quantization = find_format(format).quantization
+    return quantization is not None and quantization.offset != "minimum" and not quantization.outer_group
+
+
 def quantize(weight: torch.Tensor, format: str) -> QuantizedWeight:
     """The nearest codes, under scales from each group's largest magnitude (or, with zero points, its range).
 
@@ -31,7 +37,7 @@ def quantize(weight: torch.Tensor, format: str) -> QuantizedWeight:
     quantization = find_format(format).quantization
     if quantization is None:
         raise ValueError(f"format {format!r} stores weights as they are: there is nothing to quantize")
-    if quantization.offset == "minimum" or quantization.outer_group:
+    if not can_quantize(format):
         raise ValueError(
             f"format {format!r} is taken as it is from a GGUF file; to quantize here, choose another format"
         )
