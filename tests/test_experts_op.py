@@ -14,6 +14,7 @@ import torch
 import torch_numa_moe
 from reference import Layer, moe_ffn, random_layer, random_routing, relative_error
 from torch_numa_moe import pack_experts
+from torch_numa_moe.formats import find_format
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ACTIVATIONS = (
@@ -394,3 +395,33 @@ def test_the_gil_is_released() -> None:
     counter.join()
     during = sum(begin < tick < end for tick in ticks)
     assert during >= 3, f"{during} ticks in {end - begin:.3f} s"
+
+
+@pytest.mark.parametrize("packed_format", ["bf16", "int4_zp"])
+@pytest.mark.parametrize("argument", range(7))
+def test_storages_that_were_resized_are_refused(argument: int, packed_format: str) -> None:
+    """Instead of reading memory that isn't there."""
+    layer = random_layer(2, 64, 32, bias=True)
+    packed = pack_experts(
+        layer.gate_up_proj, layer.down_proj, format=packed_format, gate_up_bias=layer.gate_up_bias,
+        down_bias=layer.down_bias,
+    )  # fmt: skip
+    ids, weights = random_routing(3, 2, 2)
+    # The packed tensors' own storages can't be resized.
+    arguments = [torch.randn(3, 64), ids, weights, packed.gate_up_proj.clone(), packed.down_proj.clone(),
+                 packed.gate_up_bias, packed.down_bias]  # fmt: skip
+    names = [
+        "hidden_states",
+        "topk_ids",
+        "topk_weights",
+        "gate_up_proj",
+        "down_proj",
+        "gate_up_bias",
+        "down_bias",
+    ]
+    resized = arguments[argument]
+    assert resized is not None
+    resized.untyped_storage().resize_(resized.nbytes - 1 if argument % 2 else 0)
+    quantization = find_format(packed_format).quantization
+    with pytest.raises(ValueError, match=f"{names[argument]} must have its memory, but its storage holds"):
+        torch.ops.numa_moe.experts(*arguments, format=None if quantization is None else quantization.text)

@@ -386,3 +386,70 @@ def test_patching_a_model_with_quantized_experts(name: str) -> None:
         assert error < 0.012, key
         changed += error > 0
     assert changed >= 2, "nothing was quantized"
+
+
+@pytest.mark.parametrize("name", ["codes", "scales", "offsets"])
+def test_storages_that_were_resized_are_refused(name: str) -> None:
+    weight = quantize(torch.randn(1, 64, 32), "int4_zp")
+    packed = pack_experts(quantize(torch.randn(1, 64, 64), "int4_zp"), weight)
+    weight.tensors[name].untyped_storage().resize_(0)
+    with pytest.raises((ValueError, RuntimeError), match=r"must have its memory|not allocated"):
+        packed.pack_quantized("down", 0, weight)
+    with pytest.raises(ValueError, match=f"{name} must have its memory, but its storage holds 0 of"):
+        torch.ops.numa_moe.pack_quantized(
+            packed.down_proj, weight.quantization.text, 0, 0, weight.codes, weight.scales, weight.offsets, None,
+            None,
+        )  # fmt: skip
+
+
+def test_values_that_are_none_of_the_format_are_refused() -> None:
+    four_bits = quantize(torch.randn(1, 64, 64), "int4_zp")
+    packed = pack_experts(four_bits, quantize(torch.randn(1, 64, 32), "int4_zp"))
+    four_bits.codes[0, 1, 2] = 16
+    with pytest.raises(ValueError, match="codes of format 'int4_zp' must be 0 to 15, got 16"):
+        packed.pack_quantized("gate", 0, four_bits.take_rows(torch.arange(32)))
+    zero_points = quantize(torch.randn(1, 64, 32), "int4_zp")
+    assert zero_points.offsets is not None
+    zero_points.offsets[0, 0, 0] = 17
+    with pytest.raises(ValueError, match=r"zero points \(offsets\) must be 0 to 16, got 17"):
+        packed.pack_quantized("down", 0, zero_points)
+    for name in ("nvfp4", "mxfp4"):
+        bad = quantize(torch.randn(1, 64, 32), name)
+        bad.scales.view(torch.uint8)[0, 0, 0] = 0xFF
+        with pytest.raises(ValueError, match=f"scales hold NaN, which is none of format '{name}'"):
+            pack_experts(quantize(torch.randn(1, 64, 64), name), bad)
+
+
+def test_zero_points_of_sixteen(fresh_runtime: None) -> None:
+    """Older GPTQ checkpoints store one less than the zero point, so 16 occurs."""
+    gate_up, down = quantize(torch.randn(1, 64, 64), "int4_zp"), quantize(torch.randn(1, 64, 32), "int4_zp")
+    assert gate_up.offsets is not None
+    gate_up.offsets.fill_(16)
+    hidden, ids, weights = torch.randn(2, 64), torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, 1)
+    layer = Layer(gate_up.dequantize(), down.dequantize())
+    expected = moe_ffn(hidden, ids, weights, layer, activation_dtype=torch.bfloat16)
+    for name, _ in every_instruction_set():
+        error = relative_error(pack_experts(gate_up, down)(hidden, ids, weights), expected)
+        assert error < EXACT, name
+
+
+@pytest.mark.parametrize(("name", "factor"), [("q4_0", 1e6), ("int4_zp_fp16", 1e7), ("q8_0", 1e7)])
+def test_weights_too_large_for_the_scales_are_refused(name: str, factor: float) -> None:
+    with pytest.raises(ValueError, match=f"weight is too large for format '{name}': a scale would be .*fp16"):
+        quantize(torch.randn(1, 4, 64) * factor, name)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp32", "int4", "int4_zp", "fp8_row"])
+def test_channels_that_pad_never_count(name: str, fresh_runtime: None) -> None:
+    """Where a hidden state is infinite, 0 times it isn't 0; relu of the channels that there are is."""
+    hidden = torch.ones(1, 16)
+    hidden[0, 3] = math.inf
+    ids, one = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1)
+    for split in ("0", "test:3"):
+        torch_numa_moe.configure(split=split)
+        for instruction_set, _ in every_instruction_set():
+            packed = pack_experts(
+                torch.full((1, 35, 16), -1.0), torch.ones(1, 16, 35), format=name, activation="relu",
+                gated=False,
+            )  # fmt: skip
+            assert torch.equal(packed(hidden, ids, one), torch.zeros(1, 16)), instruction_set

@@ -59,7 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     demo.add_argument("--tokens", type=int, default=96, help="tokens to generate (default: %(default)s)")
     demo.add_argument(
-        "--format", default="auto", help="weight format: auto, bf16, fp16 or fp32 (default: %(default)s)"
+        "--format",
+        default="auto",
+        help="weight format: auto (nothing is rounded), or one of docs/formats.md (default: %(default)s)",
     )
     demo.add_argument(
         "--dtype", default="fp32", choices=("fp32", "bf16"), help="dtype of the rest (default: %(default)s)"

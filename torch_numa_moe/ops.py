@@ -26,6 +26,7 @@ def _experts_fake(
     alpha: float | None = None,
     limit: float | None = None,
     format: str | None = None,
+    intermediate_size: int | None = None,
 ) -> torch.Tensor:
     torch._check(hidden_states.dim() == 2, lambda: "hidden_states must be [num_tokens, hidden_size]")
     torch._check(topk_ids.dim() == 2, lambda: "topk_ids must be [num_tokens, top_k]")
@@ -70,28 +71,33 @@ def _no_backward(ctx: Any, *gradients: torch.Tensor) -> None:
 torch.library.register_autograd("numa_moe::experts", _no_backward, setup_context=_setup_context)
 
 
+def _check_packed(packed: torch.Tensor) -> None:
+    """Tracing has fake CPU tensors; on the meta device there is nothing to write to or to read."""
+    torch._check(packed.device.type == "cpu", lambda: f"packed must be a CPU tensor, got {packed.device}")
+
+
 @torch.library.register_fake("numa_moe::pack_gate_up")
 def _pack_gate_up_fake(
     packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, first_expert: int
 ) -> None:
-    return None
+    _check_packed(packed)
 
 
 @torch.library.register_fake("numa_moe::pack_down")
 def _pack_down_fake(packed: torch.Tensor, down: torch.Tensor, first_expert: int) -> None:
-    return None
+    _check_packed(packed)
 
 
 @torch.library.register_fake("numa_moe::unpack_gate_up")
 def _unpack_gate_up_fake(
     packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, first_expert: int
 ) -> None:
-    return None
+    _check_packed(packed)
 
 
 @torch.library.register_fake("numa_moe::unpack_down")
 def _unpack_down_fake(packed: torch.Tensor, down: torch.Tensor, first_expert: int) -> None:
-    return None
+    _check_packed(packed)
 
 
 @torch.library.register_fake("numa_moe::pack_quantized")
@@ -106,7 +112,7 @@ def _pack_quantized_fake(
     outer_scales: torch.Tensor | None,
     outer_minima: torch.Tensor | None,
 ) -> None:
-    return None
+    _check_packed(packed)
 
 
 @torch.library.register_fake("numa_moe::unpack_quantized")
@@ -121,4 +127,4 @@ def _unpack_quantized_fake(
     outer_scales: torch.Tensor | None,
     outer_minima: torch.Tensor | None,
 ) -> None:
-    return None
+    _check_packed(packed)

@@ -264,6 +264,7 @@ class PackedExperts:
             alpha=self.alpha,
             limit=self.limit,
             format=self._format_text,
+            intermediate_size=self.intermediate_size,
         )
 
     def pack_gate_up(self, first_expert: int, gate: torch.Tensor, up: torch.Tensor | None) -> None:
@@ -311,7 +312,8 @@ class PackedExperts:
                 in a format with the codes, groups and scales of this layer's.
 
         Raises:
-            ValueError: naming what doesn't fit.
+            ValueError: naming what doesn't fit; also codes that aren't of the format, and scales without a
+                value (NaN as e4m3 or e8m0).
         """
         packed, index = self._projection(projection)
         if weight.quantization.text != self._format_text:
@@ -323,6 +325,7 @@ class PackedExperts:
         expected = sizes[::-1] if projection == "down" else sizes
         if tuple(weight.shape[1:]) != expected:
             raise ValueError(f"weight must be [n, {expected[0]}, {expected[1]}], got {list(weight.shape)}")
+        weight.check_values()
         scales = weight.scales
         if weight.quantization.codes == "fp8":
             # Kernels have no NaN among these codes. A NaN makes its row's sum NaN, and so does its scale.

@@ -19,6 +19,22 @@ struct BfloatCodes<FourBitCodes> {
     for (int i = 0; i < 32; ++i) values[i] = bfloat16_bits(quantization.values[i % 16]);
     table = _mm512_loadu_si512(values);
   }
+  // Codes of uint4 minus a zero point of 0 to 16 in every 16 bits, -16 to 15: as many as the table has
+  // entries.
+  NUMA_MOE_INLINE_MEMBER void use_differences() {
+    uint16_t values[32];
+    for (int i = 0; i < 32; ++i) values[i] = bfloat16_bits(static_cast<float>(i < 16 ? i : i - 32));
+    table = _mm512_loadu_si512(values);
+  }
+  NUMA_MOE_INLINE_MEMBER void differences(Bits word, Bits zero_points, Bits (&out)[4]) const {
+    const Bits code = broadcast_bits(0x000f000fu);
+    const Bits shifted[4] = {word, shift_right<4>(word), shift_right<8>(word), shift_right<12>(word)};
+#pragma GCC unroll 4
+    for (int pair = 0; pair < 4; ++pair) {
+      const __m512i index = _mm512_sub_epi16(bit_and(shifted[pair], code).value, zero_points.value);
+      out[pair] = {_mm512_permutexvar_epi16(index, table)};
+    }
+  }
   NUMA_MOE_INLINE_MEMBER void pairs(Bits word, Bits (&out)[4]) const {
     out[0] = {_mm512_permutexvar_epi16(word.value, table)};
     out[1] = {_mm512_permutexvar_epi16(shift_right<4>(word).value, table)};

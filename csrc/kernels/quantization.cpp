@@ -91,7 +91,7 @@ QuantizedPanel::QuantizedPanel(WeightFormat format, const Quantization& quantiza
 
 void parse_quantization(const std::string& text, WeightFormat* format, Quantization* quantization) {
   Quantization result;
-  bool has_codes = false;
+  std::string codes_name;
   std::istringstream words(text);
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
@@ -104,7 +104,7 @@ void parse_quantization(const std::string& text, WeightFormat* format, Quantizat
       if (known == std::end(kCodes)) refuse(text, "no codes are called \"" + value + "\"");
       *format = known->format;
       std::copy(std::begin(known->values), std::end(known->values), std::begin(result.values));
-      has_codes = true;
+      codes_name = value;
     } else if (name == "group") {
       result.group = parse_group(text, value);
     } else if (name == "scale") {
@@ -121,8 +121,9 @@ void parse_quantization(const std::string& text, WeightFormat* format, Quantizat
       refuse(text, "\"" + word + "\" is unknown");
     }
   }
-  if (!has_codes) refuse(text, "codes are missing");
+  if (codes_name.empty()) refuse(text, "codes are missing");
   if (result.scale == ScaleType::kNone) refuse(text, "a scale is needed");
+  if (result.offset != Offset::kNone && codes_name != "uint4") refuse(text, "an offset needs codes=uint4");
   if (result.outer_group > 0 && (result.group == 0 || result.outer_group % result.group != 0)) {
     refuse(text, "outer_group is no multiple of group");
   }

@@ -58,7 +58,7 @@ int scale_bytes(ScaleType type);  // 0 for kNone
 //   codes        int8, fp8 (e4m3), int4 (-8 to 7), uint4 (0 to 15), e2m1, iq4
 //   scale, outer fp32, fp16, bf16, fp8, e8m0, int8, uint8
 //   group, outer_group   k per scale; left out: one for all k
-//   offset       zero_point, minimum
+//   offset       zero_point (0 to 16), minimum; of uint4
 // Throws std::invalid_argument that says what is wrong.
 void parse_quantization(const std::string& text, WeightFormat* format, Quantization* quantization);
 

@@ -83,7 +83,8 @@ NUMA_MOE_INLINE int64_t lines_of_group(const QuantizedPanel& layout, int64_t gro
 template <class Codes, Offset kOffset, int kRows, int kPanels>
 static __attribute__((noinline)) void multiply_quantized(const GemmArgs& args, const QuantizedPanel& layout,
                                                          int64_t first_row, int64_t rows, int64_t panel) {
-  const BfloatCodes<Codes> codes(*args.quantization);
+  BfloatCodes<Codes> codes(*args.quantization);
+  if constexpr (kOffset == Offset::kZeroPoint) codes.use_differences();
   const PanelScales scales{*args.quantization, layout};
   const TileRows<kRows, uint16_t> tile(args, first_row, rows);
   const char* weights = static_cast<const char*>(args.weights) + panel * args.panel_stride;
@@ -98,6 +99,14 @@ static __attribute__((noinline)) void multiply_quantized(const GemmArgs& args, c
 #pragma GCC unroll 16
       for (int p = 0; p < kPanels; ++p) sum[row][p] = zero();
     }
+    Bits zero_points[kPanels];
+    if constexpr (kOffset == Offset::kZeroPoint) {
+#pragma GCC unroll 4
+      for (int p = 0; p < kPanels; ++p) {
+        const Bits bytes = load_bytes(weights + p * args.panel_stride + layout.offsets + group * kPanelWidth);
+        zero_points[p] = bit_or(bytes, shift_left<16>(bytes));
+      }
+    }
     for (const int64_t end = line + lines_of_group<Codes>(layout, group); line < end; ++line) {
       constexpr int kPairs = Codes::kLineK / 2;
       Bits pairs[kPanels][kPairs];
@@ -105,7 +114,11 @@ static __attribute__((noinline)) void multiply_quantized(const GemmArgs& args, c
       for (int p = 0; p < kPanels; ++p) {
         const char* at = weights + p * args.panel_stride + line * kLineBytes;
         __builtin_prefetch(at + kCodesAhead);
-        codes.pairs(load_bits(at), pairs[p]);
+        if constexpr (kOffset == Offset::kZeroPoint) {
+          codes.differences(load_bits(at), zero_points[p], pairs[p]);
+        } else {
+          codes.pairs(load_bits(at), pairs[p]);
+        }
       }
 #pragma GCC unroll 4
       for (int pair = 0; pair < kPairs; ++pair) {
@@ -114,7 +127,7 @@ static __attribute__((noinline)) void multiply_quantized(const GemmArgs& args, c
           uint32_t two;
           __builtin_memcpy(&two, tile.x[row] + line * Codes::kLineK + pair * 2, sizeof(two));
           const Bits x = broadcast_bits(two);
-          if constexpr (kOffset != Offset::kNone) sum_of_x[row] = dot_bfloat16(ones, x, sum_of_x[row]);
+          if constexpr (kOffset == Offset::kMinimum) sum_of_x[row] = dot_bfloat16(ones, x, sum_of_x[row]);
 #pragma GCC unroll 4
           for (int p = 0; p < kPanels; ++p) sum[row][p] = dot_bfloat16(pairs[p][pair], x, sum[row][p]);
         }
@@ -124,17 +137,16 @@ static __attribute__((noinline)) void multiply_quantized(const GemmArgs& args, c
     for (int p = 0; p < kPanels; ++p) {
       const char* at = weights + p * args.panel_stride;
       const Vector scale = scales.scale(at, group, 0);
-      Vector offset = zero();
-      if constexpr (kOffset != Offset::kNone) offset = scales.offset<kOffset>(at, group, 0);
-      if constexpr (kOffset == Offset::kZeroPoint) offset = multiply(scale, offset);
+      Vector minimum = zero();
+      if constexpr (kOffset == Offset::kMinimum) minimum = scales.offset<kOffset>(at, group, 0);
 #pragma GCC unroll 16
       for (int row = 0; row < kRows; ++row) {
         if (row >= rows) break;
         float* out = args.out + (first_row + row) * args.out_stride + (panel + p) * kPanelWidth;
         const Vector before = group == 0 ? zero() : load(out);
         Vector total = fused_multiply_add(scale, sum[row][p], before);
-        if constexpr (kOffset != Offset::kNone) {
-          total = fused_multiply_add(subtract(zero(), offset), sum_of_x[row], total);
+        if constexpr (kOffset == Offset::kMinimum) {
+          total = fused_multiply_add(subtract(zero(), minimum), sum_of_x[row], total);
         }
         store(out, total);
       }
@@ -234,13 +246,18 @@ static void gemm_with_offset(const GemmArgs& args) {
   }
 }
 
+// Only codes of 4 bits have offsets: parse_quantization() sees to it.
 template <class Codes>
 static void gemm_quantized(const GemmArgs& args) {
-  switch (args.quantization->offset) {
-    case Offset::kNone: return gemm_with_offset<Codes, Offset::kNone>(args);
-    case Offset::kZeroPoint: return gemm_with_offset<Codes, Offset::kZeroPoint>(args);
-    case Offset::kMinimum: return gemm_with_offset<Codes, Offset::kMinimum>(args);
+  if constexpr (Codes::kFormat == WeightFormat::kFourBit) {
+    if (args.quantization->offset == Offset::kZeroPoint) {
+      return gemm_with_offset<Codes, Offset::kZeroPoint>(args);
+    }
+    if (args.quantization->offset == Offset::kMinimum) {
+      return gemm_with_offset<Codes, Offset::kMinimum>(args);
+    }
   }
+  gemm_with_offset<Codes, Offset::kNone>(args);
 }
 
 template <class Codes, Offset kOffset>
@@ -282,9 +299,13 @@ static void dequantize_with_offset(const GemmArgs& args, void* panels) {
 
 template <class Codes>
 static void dequantize(const GemmArgs& args, void* panels) {
-  switch (args.quantization->offset) {
-    case Offset::kNone: return dequantize_with_offset<Codes, Offset::kNone>(args, panels);
-    case Offset::kZeroPoint: return dequantize_with_offset<Codes, Offset::kZeroPoint>(args, panels);
-    case Offset::kMinimum: return dequantize_with_offset<Codes, Offset::kMinimum>(args, panels);
+  if constexpr (Codes::kFormat == WeightFormat::kFourBit) {
+    if (args.quantization->offset == Offset::kZeroPoint) {
+      return dequantize_with_offset<Codes, Offset::kZeroPoint>(args, panels);
+    }
+    if (args.quantization->offset == Offset::kMinimum) {
+      return dequantize_with_offset<Codes, Offset::kMinimum>(args, panels);
+    }
   }
+  dequantize_with_offset<Codes, Offset::kNone>(args, panels);
 }

@@ -91,6 +91,7 @@ class FfnJob final : public Job {
   };
   Target gate_up_target(const GateUpTask& work) const;
   Target down_target(const DownTask& work) const;
+  void clear_padding(const GateUpTask& work, Target target) const;
   int64_t gate_up_row_bytes(const GateUpTask& work) const {
     return (work.block_end - work.block_begin) * kPanelWidth * activation_bytes_;
   }
@@ -393,6 +394,20 @@ void FfnJob::gate_up(const Task& task) {
     activate.out = target.data + (block - work.block_begin) * kPanelWidth * activation_bytes_;
     activate.out_stride = target.stride / activation_bytes_;
     kernels_.activate(activate);
+  }
+  clear_padding(work, target);
+}
+
+// Activations of channels that only pad k. Their weights are 0, but 0 times infinity or NaN isn't.
+void FfnJob::clear_padding(const GateUpTask& work, Target target) const {
+  const int64_t first = parts_[static_cast<size_t>(work.slice)].blocks.begin + work.block_begin;
+  const int64_t end = first + work.block_end - work.block_begin;
+  if (end * kPanelWidth <= args_.num_channels) return;
+  const int64_t begin = std::max(args_.num_channels - first * kPanelWidth, int64_t{0});
+  const int64_t channels = (end - first) * kPanelWidth - begin;
+  for (int64_t row = 0; row < work.row_end - work.row_begin; ++row) {
+    std::memset(target.data + row * target.stride + begin * activation_bytes_, 0,
+                static_cast<size_t>(channels * activation_bytes_));
   }
 }
 

@@ -24,6 +24,7 @@ struct FfnArgs {
   DataType hidden_states_type;
   TopK top_k;
   ActivationSpec activation;
+  int64_t num_channels;  // intermediate_size without padding to the format's k group
   PackedWeights weights;
   std::shared_ptr<const void>
       weights_owner;  // keeps them: a late thread of the pool may read them afterwards

@@ -54,6 +54,19 @@ std::string describe(const Tensor& tensor) {
 
 void check_cpu(const char* argument, const Tensor& tensor) {
   if (!tensor.is_cpu()) fail(std::string(argument) + " must be a CPU tensor, got " + describe(tensor));
+  // A storage can be resized under its tensors, to nothing too (torch.UntypedStorage.resize_).
+  if (tensor.numel() == 0) return;
+  int64_t end = tensor.storage_offset() + 1;
+  for (int64_t dimension = 0; dimension < tensor.dim(); ++dimension) {
+    end += (tensor.size(dimension) - 1) * tensor.stride(dimension);
+  }
+  const int64_t needed = end * static_cast<int64_t>(tensor.element_size());
+  int64_t held = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &held));
+  if (held < needed) {
+    fail(std::string(argument) + " must have its memory, but its storage holds " + std::to_string(held) +
+         " of " + std::to_string(needed) + " bytes (" + describe(tensor) + ")");
+  }
 }
 
 void check_dimensions(const char* argument, const Tensor& tensor, int64_t dimensions, const char* accepted) {

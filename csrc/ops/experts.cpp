@@ -51,8 +51,10 @@ bool needs_up(Activation activation) {
 Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor& topk_weights,
                const Tensor& gate_up_proj, const Tensor& down_proj, std::optional<Tensor> gate_up_bias,
                std::optional<Tensor> down_bias, std::string activation, std::optional<double> alpha,
-               std::optional<double> limit, std::optional<std::string> format) {
+               std::optional<double> limit, std::optional<std::string> format,
+               std::optional<int64_t> intermediate_size) {
   const ExitGuard exit_guard;
+  check_cpu("hidden_states", hidden_states);
   check_dimensions("hidden_states", hidden_states, 2, "[num_tokens, hidden_size]");
   const DataType hidden_type = check_float_type("hidden_states", hidden_states);
   const int64_t num_tokens = hidden_states.size(0);
@@ -67,6 +69,13 @@ Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor
   const DataType weights_type = check_float_type("topk_weights", topk_weights);
   const PackedWeights weights =
       check_packed_weights(gate_up_proj, down_proj, gate_up_bias, down_bias, hidden_size, format);
+  const int64_t group = k_group(weights.layout.format);
+  const int64_t channels = intermediate_size.value_or(weights.layout.intermediate_size);
+  if (channels > weights.layout.intermediate_size || channels <= weights.layout.intermediate_size - group) {
+    fail("intermediate_size must be above " + std::to_string(weights.layout.intermediate_size - group) +
+         " and up to " + std::to_string(weights.layout.intermediate_size) +
+         ", what down_proj was packed for, got " + std::to_string(channels));
+  }
   const ActivationSpec spec = check_activation(activation, alpha, limit);
   if (needs_up(spec.activation) && !weights.layout.gated) {
     fail("activation \"" + activation +
@@ -85,6 +94,7 @@ Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor
   args.top_k = {ids.const_data_ptr(), index_type, scales.const_data_ptr(),
                 weights_type,         num_tokens, ids.size(1)};
   args.activation = spec;
+  args.num_channels = channels;
   args.weights = weights;
   args.weights_owner = std::make_shared<const std::array<std::optional<Tensor>, 4>>(
       std::array<std::optional<Tensor>, 4>{gate_up_proj, down_proj, gate_up_bias, down_bias});

@@ -9,12 +9,15 @@ STABLE_TORCH_LIBRARY(numa_moe, library) {
   //   topk_weights   [num_tokens, top_k]        float32, bfloat16 or float16
   //   gate_up_proj, down_proj, *_bias           from pack_experts; dimension 0 is the NUMA slice
   //   activation     silu, gelu, gelu_tanh, relu, relu2, swiglu_oai, silu_clamp_input, silu_clamp_output
+  //   intermediate_size   without the padding of the packed tensors; None: all of it counts, which only tells
+  //                  where a token is so large that 0 times it isn't 0
   //   format         of weights that are codes: see csrc/kernels/quantization.h; None: their dtype tells
   //   alpha, limit   parameters of the last three; None: 1.702 and no limit
   library.def(
       "experts(Tensor hidden_states, Tensor topk_ids, Tensor topk_weights, Tensor gate_up_proj, "
       "Tensor down_proj, Tensor? gate_up_bias=None, Tensor? down_bias=None, *, str activation=\"silu\", "
-      "float? alpha=None, float? limit=None, str? format=None) -> Tensor");
+      "float? alpha=None, float? limit=None, str? format=None, int? intermediate_size=None) "
+      "-> Tensor");
   // Writes experts first_expert, first_expert + 1, … of a packed tensor, on the workers of the slice's node.
   //   gate, up  [n, intermediate_size, hidden_size] views of any strides; up is None if not gated
   //   down      [n, hidden_size, intermediate_size]

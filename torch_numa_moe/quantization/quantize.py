@@ -64,7 +64,7 @@ def quantize(weight: torch.Tensor, format: str) -> QuantizedWeight:
         wanted = largest / _E2M1_MAX / outer
     else:
         wanted = largest / _E2M1_MAX
-    scales = _stored(wanted, quantization.scale)
+    scales = _stored(wanted, quantization.scale, format)
     step = scales.float() if outer is None else outer * scales.float()
     values = torch.where(step.unsqueeze(3) > 0, groups / step.unsqueeze(3), 0.0)
     codes = _nearest_codes(values, quantization.codes).flatten(2)[:, :, : weight.shape[2]]
@@ -93,8 +93,14 @@ def _over_rows(largest: torch.Tensor, quantization: Quantization) -> torch.Tenso
     return shared.repeat_interleave(quantization.rows, dim=1)[:, :rows]
 
 
-def _stored(scales: torch.Tensor, name: str) -> torch.Tensor:
-    return scales.to(SCALE_DTYPES[name]).contiguous()
+def _stored(scales: torch.Tensor, name: str, format: str) -> torch.Tensor:
+    stored = scales.to(SCALE_DTYPES[name]).contiguous()
+    if not bool(stored.float().isfinite().all()):
+        raise ValueError(
+            f"weight is too large for format {format!r}: a scale would be {float(scales.max()):.4g}, which "
+            f"{name} doesn't hold"
+        )
+    return stored
 
 
 def _nearest_codes(values: torch.Tensor, codes: str) -> torch.Tensor:
@@ -119,7 +125,7 @@ def _with_zero_points(
 ) -> QuantizedWeight:
     low = groups.amin(dim=3).clamp(max=0)
     high = groups.amax(dim=3).clamp(min=0)
-    scales = _stored((high - low) / 15, quantization.scale)
+    scales = _stored(high / 15 - low / 15, quantization.scale, format)
     step = torch.where(scales.float() > 0, scales.float(), 1.0)
     zeros = (-low / step).round().clamp(0, 15)
     codes = (groups / step.unsqueeze(3)).round() + zeros.unsqueeze(3)

@@ -61,6 +61,20 @@ class QuantizedWeight:
                     f"{name} must be {list(shape)} {dtype} for format {self.format!r}, got {got}"
                 )
 
+    def check_values(self) -> None:
+        """Looks for what no kernel knows: codes beyond four bits, zero points beyond 16, scales that are NaN.
+
+        Raises:
+            ValueError: naming the tensor.
+        """
+        quantization = self.quantization
+        if quantization.code_bits == 4 and int(self.codes.max()) > 15:
+            raise ValueError(f"codes of format {self.format!r} must be 0 to 15, got {int(self.codes.max())}")
+        if quantization.offset == "zero_point" and self.offsets is not None and int(self.offsets.max()) > 16:
+            raise ValueError(f"zero points (offsets) must be 0 to 16, got {int(self.offsets.max())}")
+        if quantization.scale in ("fp8", "e8m0") and bool(self.scales.float().isnan().any()):
+            raise ValueError(f"scales hold NaN, which is none of format {self.format!r}")
+
     @property
     def quantization(self) -> Quantization:
         """Of the format."""

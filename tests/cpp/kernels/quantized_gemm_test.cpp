@@ -115,7 +115,7 @@ class CodedMatrixMaker {
       const float scale = outer[outer_group] * inner;
       float offset = 0;
       if (quantization.offset != Offset::kNone) {
-        const auto code = static_cast<uint8_t>(random_() % 16);
+        const auto code = static_cast<uint8_t>(random_() % 17);
         std::memcpy(panel + layout.offsets + group * kPanelWidth + lane, &code, 1);
         offset = code;
       }
@@ -214,8 +214,8 @@ TEST_P(QuantizedGemmTest, IsTheProductOfTheWeightsThatCodesAndScalesAre) {
             exact += product;
             magnitude += std::fabs(product);
           }
-          // Zero points and minima are subtracted after the sum, which can be larger than the difference.
-          const double offsets = matrix.quantization.offset == Offset::kNone ? 1 : 16;
+          // Minima are subtracted after the sum, which can be larger than the difference.
+          const double offsets = matrix.quantization.offset == Offset::kMinimum ? 16 : 1;
           ASSERT_NEAR(out[static_cast<size_t>(row * matrix.columns + column)], exact,
                       static_cast<double>(k + 4) * 0x1p-24 * (magnitude + 1) * offsets)
               << "row " << row << ", column " << column;
@@ -356,7 +356,8 @@ TEST(ParseQuantization, SaysWhatIsWrong) {
            {"codes=int4 group=-8", "not \"-8\""},
            {"codes=int4 group=99999999999999999999", "a group is a multiple of 8"},
            {"codes=int4 group=32 outer=fp16 outer_group=40", "outer_group is no multiple of group"},
-           {"codes=int4 offset=minimum", "a minimum needs an outer scale"},
+           {"codes=int4 offset=zero_point", "an offset needs codes=uint4"},
+           {"codes=uint4 offset=minimum", "a minimum needs an outer scale"},
            {"codes=int4 offset=maximum", "\"offset=maximum\" is unknown"},
            {"codes=int4 colour=red", "\"colour=red\" is unknown"}}) {
     EXPECT_NE(why(text).find(part), std::string::npos) << text << ": " << why(text);
