@@ -56,7 +56,7 @@ EXPECTED: dict[str, tuple[Groups, Groups, str]] = {
 }
 
 # Those that differ most; the others take as long again.
-TELLING = ("two", "four", "memless")
+TELLING = ("two",)
 ALL_TOPOLOGIES = [
     pytest.param(name, marks=() if name in TELLING else pytest.mark.slow) for name in TOPOLOGIES
 ]

@@ -53,7 +53,7 @@ def gguf_values(blocks: torch.Tensor, block_type: str) -> torch.Tensor:
 def test_gguf_blocks_stand_for_what_gguf_says(block_type: str) -> None:
     """Bit for bit, before packing and after unpacking."""
     gate_up, down = gguf_blocks(block_type, 3, 2 * 256, 256), gguf_blocks(block_type, 3, 256, 256)
-    weight = from_gguf(gate_up, block_type)
+    weight = from_gguf(gate_up.numpy(), block_type)
     expected = gguf_values(gate_up, block_type)
     assert torch.equal(weight.dequantize(), expected)
     packed = pack_experts(weight, from_gguf(down, block_type.lower()))
@@ -77,6 +77,8 @@ def test_experts_of_a_gguf_file(block_type: str) -> None:
 def test_gguf_blocks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"block_type must be one of Q8_0, .*, got 'Q2_K'"):
         from_gguf(torch.zeros(1, 1, 34, dtype=torch.uint8), "Q2_K")
+    with pytest.raises(TypeError, match="blocks must be a tensor or a numpy array, got bytes"):
+        from_gguf(b"", "Q8_0")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"whole blocks of 34 bytes for Q8_0; got \[1, 1, 35\]"):
         from_gguf(torch.zeros(1, 1, 35, dtype=torch.uint8), "q8_0")
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy
 import torch
 
 from torch_numa_moe.quantization.weight import QuantizedWeight
 
 
-def from_gguf(blocks: torch.Tensor, block_type: str) -> QuantizedWeight:
+def from_gguf(blocks: torch.Tensor | numpy.ndarray, block_type: str) -> QuantizedWeight:
     """The blocks of some experts' projection.
 
     Args:
-        blocks: ``[num_experts, rows, bytes of a row]`` uint8, as the ``gguf`` package reads a tensor's data.
+        blocks: ``[num_experts, rows, bytes of a row]`` uint8, a tensor or what the ``gguf`` package's reader has
+            as a tensor's ``data``.
         block_type: Q8_0, Q4_0, Q4_K, Q6_K, IQ4_XS or MXFP4, in any case.
 
     Raises:
@@ -28,6 +30,12 @@ def from_gguf(blocks: torch.Tensor, block_type: str) -> QuantizedWeight:
     except (KeyError, AttributeError):
         known = ", ".join(name.upper() for name in _BLOCKS)
         raise ValueError(f"block_type must be one of {known}, got {block_type!r}") from None
+    if isinstance(blocks, numpy.ndarray):
+        blocks = torch.from_numpy(
+            numpy.array(blocks)
+        )  # a copy: the reader's are mapped from the file, read-only
+    if not isinstance(blocks, torch.Tensor):
+        raise TypeError(f"blocks must be a tensor or a numpy array, got {type(blocks).__name__}")
     if blocks.dim() != 3 or blocks.dtype != torch.uint8 or blocks.shape[2] % size:
         raise ValueError(
             f"blocks must be [num_experts, rows, bytes] uint8, whole blocks of {size} bytes for "
