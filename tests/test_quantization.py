@@ -399,8 +399,8 @@ def test_storages_that_were_resized_are_refused(name: str) -> None:
         packed.pack_quantized("down", 0, weight)
     with pytest.raises(ValueError, match=f"{name} must have its memory, but its storage holds 0 of"):
         torch.ops.numa_moe.pack_quantized(
-            packed.down_proj, weight.quantization.text, 0, 0, weight.codes, weight.scales, weight.offsets, None,
-            None,
+            packed.down_proj, weight.quantization.text, 0, 0, weight.codes, weight.scales, weight.offsets,
+            None, None,
         )  # fmt: skip
 
 

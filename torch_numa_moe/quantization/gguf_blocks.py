@@ -7,11 +7,14 @@ The blocks are those of llama.cpp (``ggml-common.h``); what they stand for is wh
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import numpy
 import torch
 
 from torch_numa_moe.quantization.weight import QuantizedWeight
+
+if TYPE_CHECKING:
+    import numpy
 
 
 def from_gguf(blocks: torch.Tensor | numpy.ndarray, block_type: str) -> QuantizedWeight:
@@ -30,10 +33,8 @@ def from_gguf(blocks: torch.Tensor | numpy.ndarray, block_type: str) -> Quantize
     except (KeyError, AttributeError):
         known = ", ".join(name.upper() for name in _BLOCKS)
         raise ValueError(f"block_type must be one of {known}, got {block_type!r}") from None
-    if isinstance(blocks, numpy.ndarray):
-        blocks = torch.from_numpy(
-            numpy.array(blocks)
-        )  # a copy: the reader's are mapped from the file, read-only
+    if hasattr(blocks, "__array_interface__"):
+        blocks = torch.tensor(blocks)  # a copy: the reader's are mapped from the file, read-only
     if not isinstance(blocks, torch.Tensor):
         raise TypeError(f"blocks must be a tensor or a numpy array, got {type(blocks).__name__}")
     if blocks.dim() != 3 or blocks.dtype != torch.uint8 or blocks.shape[2] % size:
