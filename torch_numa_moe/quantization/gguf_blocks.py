@@ -21,8 +21,8 @@ def from_gguf(blocks: torch.Tensor | numpy.ndarray, block_type: str) -> Quantize
     """The blocks of some experts' projection.
 
     Args:
-        blocks: ``[num_experts, rows, bytes of a row]`` uint8, a tensor or what the ``gguf`` package's reader has
-            as a tensor's ``data``.
+        blocks: ``[num_experts, rows, bytes of a row]`` uint8, a tensor or what the ``gguf`` package's reader
+            has as a tensor's ``data``.
         block_type: Q8_0, Q4_0, Q4_K, Q6_K, IQ4_XS or MXFP4, in any case.
 
     Raises:
