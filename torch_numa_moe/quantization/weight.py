@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -114,6 +115,24 @@ class QuantizedWeight:
             None if outer is None else make(outer_groups, outer),
             make(outer_groups, outer) if outer is not None and quantization.offset == "minimum" else None,
         )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[QuantizedWeight], dim: int = 0) -> QuantizedWeight:
+        """Several together: experts (``dim=0``), or rows, as of gate and up (``dim=1``).
+
+        Raises:
+            ValueError: if there are none, they differ in format, or dim is another.
+        """
+        if not parts or any(part.quantization != parts[0].quantization for part in parts):
+            raise ValueError(
+                f"parts must be of one format, got {', '.join(part.format for part in parts) or 'none'}"
+            )
+        if dim not in (0, 1):
+            raise ValueError(f"dim must be 0 (experts) or 1 (rows), got {dim}")
+        joined = {
+            name: torch.cat([part.tensors[name] for part in parts], dim=dim) for name in parts[0].tensors
+        }
+        return cls(parts[0].format, **joined)
 
     def take_rows(self, rows: torch.Tensor) -> QuantizedWeight:
         """The rows of these indices, of all experts."""
