@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sys_tree import Machine, Node, read_machine
-from torch_numa_moe import _C, runtime, settings
+from torch_numa_moe import _C, __version__, runtime, settings
 from torch_numa_moe.__main__ import main
 from torch_numa_moe.doctor import diagnosis as diagnosis_module
 from torch_numa_moe.doctor import probes
@@ -452,3 +452,20 @@ def test_the_pool_is_not_started(fresh_runtime: None, caplog: pytest.LogCaptureF
     assert caplog.records == []
     severities = [finding.severity for finding in found.findings]
     assert severities == sorted(severities, reverse=True)  # problems first
+
+
+def test_a_reader_that_has_read_enough() -> None:
+    """`| head` ends the command without a traceback."""
+    command = [sys.executable, "-m", "torch_numa_moe", "plan"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"torch_numa_moe {__version__}\n"

@@ -455,3 +455,33 @@ def test_channels_that_pad_never_count(name: str, fresh_runtime: None) -> None:
                 gated=False,
             )  # fmt: skip
             assert torch.equal(packed(hidden, ids, one), torch.zeros(1, 16)), instruction_set
+
+
+@pytest.mark.parametrize("name", ["int4", "mxfp4", "int4_zp", "nvfp4"])
+def test_the_default_device_and_dtype_change_nothing(name: str) -> None:
+    layer = random_layer(2, 64, 32, dtype=torch.float32)
+    packed = pack_experts(layer.gate_up_proj, layer.down_proj, format=name)
+    expected = packed.unpack()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            again = pack_experts(layer.gate_up_proj, layer.down_proj, format=name).unpack()
+            weight = quantize(layer.down_proj, name).dequantize()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(again.gate_up_proj, expected.gate_up_proj)
+    assert torch.equal(again.down_proj, expected.down_proj)
+    assert weight.dtype == torch.float32
+    assert weight.device.type == "cpu"
+
+
+def test_meta_tensors_are_refused_where_something_is_to_be_packed() -> None:
+    weight = quantize(torch.randn(1, 64, 64), "int4")
+    packed = pack_experts(weight, quantize(torch.randn(1, 64, 32), "int4"))
+    arguments = (packed.gate_up_proj, weight.quantization.text, 0, 0)
+    with pytest.raises(RuntimeError, match="codes must be a CPU tensor, got meta"):
+        torch.ops.numa_moe.pack_quantized(
+            *arguments, weight.codes.to("meta"), weight.scales, None, None, None
+        )
+    with pytest.raises(RuntimeError, match="packed must be a CPU tensor, got meta"):
+        torch.ops.numa_moe.pack_down(packed.down_proj.to("meta"), torch.randn(1, 64, 32), 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
+from torch_numa_moe._version import __version__
 from torch_numa_moe.doctor.command import add_arguments as add_doctor_arguments
 from torch_numa_moe.statistics.top import add_arguments as add_top_arguments
 from torch_numa_moe.study.command import add_arguments as add_study_arguments
@@ -49,6 +51,7 @@ def _top(arguments: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Runs a subcommand; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m torch_numa_moe", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"torch_numa_moe {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser(
@@ -84,7 +87,14 @@ def main(argv: list[str] | None = None) -> int:
     top.set_defaults(run=_top)
 
     arguments = parser.parse_args(argv)
-    return int(arguments.run(arguments))
+    try:
+        status = int(arguments.run(arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has read enough (head). The interpreter would try to flush once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # as if SIGPIPE had ended it
+    return status
 
 
 if __name__ == "__main__":

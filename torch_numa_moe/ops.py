@@ -71,33 +71,37 @@ def _no_backward(ctx: Any, *gradients: torch.Tensor) -> None:
 torch.library.register_autograd("numa_moe::experts", _no_backward, setup_context=_setup_context)
 
 
-def _check_packed(packed: torch.Tensor) -> None:
+def _check_cpu(**tensors: torch.Tensor | None) -> None:
     """Tracing has fake CPU tensors; on the meta device there is nothing to write to or to read."""
-    torch._check(packed.device.type == "cpu", lambda: f"packed must be a CPU tensor, got {packed.device}")
+    for name, tensor in tensors.items():
+        torch._check(
+            tensor is None or tensor.device.type == "cpu",
+            lambda name=name, tensor=tensor: f"{name} must be a CPU tensor, got {tensor.device}",
+        )
 
 
 @torch.library.register_fake("numa_moe::pack_gate_up")
 def _pack_gate_up_fake(
     packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, first_expert: int
 ) -> None:
-    _check_packed(packed)
+    _check_cpu(packed=packed, gate=gate, up=up)
 
 
 @torch.library.register_fake("numa_moe::pack_down")
 def _pack_down_fake(packed: torch.Tensor, down: torch.Tensor, first_expert: int) -> None:
-    _check_packed(packed)
+    _check_cpu(packed=packed, down=down)
 
 
 @torch.library.register_fake("numa_moe::unpack_gate_up")
 def _unpack_gate_up_fake(
     packed: torch.Tensor, gate: torch.Tensor, up: torch.Tensor | None, first_expert: int
 ) -> None:
-    _check_packed(packed)
+    _check_cpu(packed=packed, gate=gate, up=up)
 
 
 @torch.library.register_fake("numa_moe::unpack_down")
 def _unpack_down_fake(packed: torch.Tensor, down: torch.Tensor, first_expert: int) -> None:
-    _check_packed(packed)
+    _check_cpu(packed=packed, down=down)
 
 
 @torch.library.register_fake("numa_moe::pack_quantized")
@@ -112,7 +116,14 @@ def _pack_quantized_fake(
     outer_scales: torch.Tensor | None,
     outer_minima: torch.Tensor | None,
 ) -> None:
-    _check_packed(packed)
+    _check_cpu(
+        packed=packed,
+        codes=codes,
+        scales=scales,
+        offsets=offsets,
+        outer_scales=outer_scales,
+        outer_minima=outer_minima,
+    )
 
 
 @torch.library.register_fake("numa_moe::unpack_quantized")
@@ -127,4 +138,11 @@ def _unpack_quantized_fake(
     outer_scales: torch.Tensor | None,
     outer_minima: torch.Tensor | None,
 ) -> None:
-    _check_packed(packed)
+    _check_cpu(
+        packed=packed,
+        codes=codes,
+        scales=scales,
+        offsets=offsets,
+        outer_scales=outer_scales,
+        outer_minima=outer_minima,
+    )

@@ -565,7 +565,7 @@ def _gate_and_up(
 def _pack_quantized_rows(
     packed: PackedExperts, gate_up: QuantizedWeight, gated: bool, interleaved: bool
 ) -> None:
-    gates, ups = _gate_and_up(torch.arange(gate_up.shape[1]).unsqueeze(0), gated, interleaved)
+    gates, ups = _gate_and_up(torch.arange(gate_up.shape[1], device="cpu").unsqueeze(0), gated, interleaved)
     packed.pack_quantized("gate", 0, gate_up.take_rows(gates[0]))
     if ups is not None:
         packed.pack_quantized("up", 0, gate_up.take_rows(ups[0]))

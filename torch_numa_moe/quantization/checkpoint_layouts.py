@@ -2,7 +2,8 @@
 
 Each takes the tensors of one expert's projection by the names that they have in the checkpoint, and returns
 them as a :class:`~torch_numa_moe.quantization.QuantizedWeight` of one expert; ``QuantizedWeight.concatenate``
-puts experts, and gate and up rows, together. All raise :class:`ValueError` naming the tensor that doesn't fit.
+puts experts, and gate and up rows, together. All raise :class:`ValueError` naming the tensor that doesn't
+fit.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def from_gptq(
     groups = scales.shape[0]
     _check("qzeros", qzeros, 2, torch.int32, (groups, -(-rows // 8)))
     group = _group_size("scales", columns, groups)
-    in_order = torch.arange(columns) // group
+    in_order = torch.arange(columns, device="cpu") // group
     if g_idx is not None and not torch.equal(g_idx.long(), in_order):
         raise ValueError("g_idx must put input channels into groups in order (desc_act=False)")
     codes = _unpack(qweight, dim=0).t()
@@ -171,7 +172,7 @@ def from_awq(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) 
 
 def _unpack(words: torch.Tensor, dim: int) -> torch.Tensor:
     """Codes of 4 bits, uint8, of int32 words along a dimension: the lowest bits first."""
-    shifts = torch.arange(0, _WORD_BITS, 4, dtype=torch.int32)
+    shifts = torch.arange(0, _WORD_BITS, 4, dtype=torch.int32, device="cpu")
     codes = (words.unsqueeze(-1) >> shifts) & 15
     return codes.to(torch.uint8).movedim(-1, dim + 1).flatten(dim, dim + 1)
 

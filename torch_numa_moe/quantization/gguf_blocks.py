@@ -34,7 +34,9 @@ def from_gguf(blocks: torch.Tensor | numpy.ndarray, block_type: str) -> Quantize
         known = ", ".join(name.upper() for name in _BLOCKS)
         raise ValueError(f"block_type must be one of {known}, got {block_type!r}") from None
     if hasattr(blocks, "__array_interface__"):
-        blocks = torch.tensor(blocks)  # a copy: the reader's are mapped from the file, read-only
+        blocks = torch.tensor(
+            blocks, device="cpu"
+        )  # a copy: the reader's are mapped from the file, read-only
     if not isinstance(blocks, torch.Tensor):
         raise TypeError(f"blocks must be a tensor or a numpy array, got {type(blocks).__name__}")
     if blocks.dim() != 3 or blocks.dtype != torch.uint8 or blocks.shape[2] % size:
@@ -109,7 +111,7 @@ def _iq4_xs(blocks: torch.Tensor) -> QuantizedWeight:
     high_bits = high_bits[..., 0] | (high_bits[..., 1] << 8)  # two bits of each scale
     low_bits = blocks[..., 4:8].to(torch.int32)
     low_bits = torch.stack((low_bits & 15, low_bits >> 4), dim=-1).flatten(-2)
-    shifts = torch.arange(0, 16, 2, dtype=torch.int32)
+    shifts = torch.arange(0, 16, 2, dtype=torch.int32, device="cpu")
     scales = (low_bits | (((high_bits.unsqueeze(-1) >> shifts) & 3) << 4)) - 32
     codes = _low_then_high(blocks[..., 8:].unflatten(-1, (8, 16)))
     return QuantizedWeight(

@@ -111,7 +111,7 @@ def _nearest_codes(values: torch.Tensor, codes: str) -> torch.Tensor:
     if codes == "int4":
         return (values.round().clamp(-7, 7) + 8).to(torch.uint8)
     # Half way between two levels the even one wins, as rounding to nearest even has it.
-    levels = torch.tensor(CODE_VALUES["e2m1"][:8])
+    levels = torch.tensor(CODE_VALUES["e2m1"][:8], dtype=torch.float32, device="cpu")
     half_way = (levels[1:] + levels[:-1]) / 2
     magnitude = values.abs().contiguous()
     below = torch.bucketize(magnitude, half_way)

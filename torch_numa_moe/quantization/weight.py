@@ -167,4 +167,4 @@ def code_values(codes: str, stored: torch.Tensor) -> torch.Tensor:
         return stored.view(torch.int8).float()
     if codes == "fp8":
         return stored.view(torch.float8_e4m3fn).float()
-    return torch.tensor(CODE_VALUES[codes])[stored.long()]
+    return torch.tensor(CODE_VALUES[codes], dtype=torch.float32, device="cpu")[stored.long()]
