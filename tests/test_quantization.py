@@ -273,7 +273,10 @@ def test_what_can_not_be_quantized_is_refused() -> None:
         quantize(weight, "int4")
 
 
-@pytest.mark.parametrize("name", ["int5", "int8_zp", "int4_g20", "int4_g8", "int4_fp8", "INT4", None, 4])
+@pytest.mark.parametrize(
+    "name",
+    ["int5", "int8_zp", "int8_g4294967296", "int4_g٣٢", "int4_g20", "int4_g8", "int4_fp8", "INT4", None, 4],
+)
 def test_unknown_formats_are_refused(name: object) -> None:
     with pytest.raises(ValueError, match="format must be one of bf16"):
         find_format(name)  # type: ignore[arg-type]
@@ -485,3 +488,25 @@ def test_meta_tensors_are_refused_where_something_is_to_be_packed() -> None:
         )
     with pytest.raises(RuntimeError, match="packed must be a CPU tensor, got meta"):
         torch.ops.numa_moe.pack_down(packed.down_proj.to("meta"), torch.randn(1, 64, 32), 0)
+
+
+def test_projections_of_other_sizes_are_refused() -> None:
+    """Of which some experts are packed or unpacked."""
+    packed = pack_experts(torch.randn(2, 64, 48), torch.randn(2, 48, 32), format="int4")
+    gate, down = torch.randn(2, 32, 48), torch.randn(2, 48, 32)
+    with pytest.raises(ValueError, match=r"up must be \[2, 32, 48\], got shape \[1, 32, 48\]"):
+        packed.pack_gate_up(0, gate, gate[:1])
+    with pytest.raises(ValueError, match="up must be given: gated=True"):
+        packed.pack_gate_up(0, gate, None)
+    with pytest.raises(ValueError, match="up must be given: gated=True"):
+        packed.unpack_experts(0, gate, None, down)
+    with pytest.raises(ValueError, match=r"down must be \[n, 48, 32\], got shape \[2, 32, 48\]"):
+        packed.pack_down(0, gate)
+    with pytest.raises(ValueError, match=r"gate must be float32, bfloat16 or float16, got torch.int8"):
+        packed.unpack_experts(0, gate.to(torch.int8), gate, down)
+    for bad, error in ((True, TypeError), (1.5, TypeError), (2**62, ValueError), (0, ValueError)):
+        with pytest.raises(error, match="num_experts must be"):
+            torch_numa_moe.PackedExperts(
+                num_experts=bad, hidden_size=16, intermediate_size=16, format="int4", activation="silu",  # type: ignore[arg-type]
+                alpha=None, limit=None, gated=True, gate_up_bias=False, down_bias=False,
+            )  # fmt: skip

@@ -157,7 +157,7 @@ def _quantized(name: str, quantization: Quantization) -> WeightFormat:
 
 # Groups and scales that formats of a name like int4_g128_zp_fp16 can have.
 _FAMILIES = {"int8": "int8", "int4": "int4"}
-_FAMILY_NAME = re.compile(r"(int8|int4)(?:_g(\d+))?(_zp)?(?:_(fp32|fp16|bf16))?")
+_FAMILY_NAME = re.compile(r"(int8|int4)(?:_g([0-9]{1,6}))?(_zp)?(?:_(fp32|fp16|bf16))?")
 
 
 def _find_in_family(name: str) -> WeightFormat | None:
@@ -213,9 +213,9 @@ def find_format(name: str) -> WeightFormat:
     found = FORMATS.get(name) or _find_in_family(name) if isinstance(name, str) else None
     if found is None:
         raise ValueError(
-            f"format must be one of {', '.join(FORMATS)} (where a model is patched also auto), "
-            "or int8 or int4 with a group size, zero points and type of scales like int4_g128_zp_fp16; "
-            f"got {name!r}"
+            f"format must be one of {', '.join(FORMATS)} (where a model is patched also auto), or int8 or int4 "
+            "and, in this order, _g and a group size (a multiple of 16), _zp for zero points (int4 only), and "
+            f"_fp16, _bf16 or _fp32 for the scales, as int4_g128_zp_fp16; got {name!r}"
         )
     return found
 

@@ -52,6 +52,9 @@ def _slice_blocks(num_blocks: int, num_slices: int, index: int) -> range:
     return range(num_blocks * index // num_slices, num_blocks * (index + 1) // num_slices)
 
 
+_MOST = 1 << 24
+"""Bound of each size of a layer: far above any model's, and none of their products overflows."""
+
 _SMALLEST_LIMIT = 2.0**-149
 """The smallest number above 0 in fp32, in which the limit is applied."""
 
@@ -136,8 +139,10 @@ class PackedExperts:
             ("hidden_size", hidden_size),
             ("intermediate_size", intermediate_size),
         ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an integer, got {value!r}")
+            if not 1 <= value <= _MOST:
+                raise ValueError(f"{name} must be at least 1 and at most {_MOST}, got {value}")
         if activation not in _C.activation_names():
             raise ValueError(
                 f"activation must be one of {', '.join(_C.activation_names())}, got {activation!r}"
@@ -284,8 +289,7 @@ class PackedExperts:
             return
         if (up is not None) != self.gated:
             raise ValueError(f"up must {'be given' if self.gated else 'be None'}: gated={self.gated}")
-        for projection in (gate,) if up is None else (gate, up):
-            _check_source("gate and up", projection, 3, "[n, intermediate_size, hidden_size]")
+        self._check_projections(gate, up)
         for expert in range(gate.shape[0]):  # one at a time: quantizing takes memory
             one = slice(expert, expert + 1)
             self.pack_quantized("gate", first_expert + expert, quantize(gate[one], self.format))
@@ -297,7 +301,7 @@ class PackedExperts:
         if self._format_text is None:
             torch.ops.numa_moe.pack_down(self.down_proj, down, first_expert)
             return
-        _check_source("down", down, 3, "[n, hidden_size, intermediate_size]")
+        self._check_projection("down", down, (None, self.hidden_size, self.intermediate_size))
         for expert in range(down.shape[0]):
             one = down[expert : expert + 1]
             self.pack_quantized("down", first_expert + expert, quantize(one, self.format))
@@ -380,6 +384,19 @@ class PackedExperts:
             empty.outer_minima,
         )
         return empty
+
+    def _check_projections(self, gate: torch.Tensor, up: torch.Tensor | None) -> None:
+        if (up is not None) != self.gated:
+            raise ValueError(f"up must {'be given' if self.gated else 'be None'}: gated={self.gated}")
+        self._check_projection("gate", gate, (None, self.intermediate_size, self.hidden_size))
+        if up is not None:
+            self._check_projection("up", up, (gate.shape[0], self.intermediate_size, self.hidden_size))
+
+    def _check_projection(self, name: str, tensor: torch.Tensor, shape: tuple[int | None, ...]) -> None:
+        wanted = "[" + ", ".join("n" if size is None else str(size) for size in shape) + "]"
+        _check_source(name, tensor, 3, wanted)
+        if any(size not in (None, got) for size, got in zip(shape, tensor.shape, strict=True)):
+            raise ValueError(f"{name} must be {wanted}, got shape {list(tensor.shape)}")
 
     def _projection(self, name: str) -> tuple[torch.Tensor, int]:
         if self._format_text is None:
@@ -481,6 +498,8 @@ class PackedExperts:
             torch.ops.numa_moe.unpack_gate_up(self.gate_up_proj, gate, up, first_expert)
             torch.ops.numa_moe.unpack_down(self.down_proj, down, first_expert)
             return
+        self._check_projections(gate, up)
+        self._check_projection("down", down, (gate.shape[0], self.hidden_size, self.intermediate_size))
         for expert in range(gate.shape[0]):  # one at a time: codes and fp32 weights take memory
             for projection, rows in (("gate", gate), ("up", up), ("down", down)):
                 if rows is not None:
