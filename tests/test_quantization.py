@@ -74,6 +74,31 @@ def test_experts_of_a_gguf_file(block_type: str) -> None:
     assert relative_error(packed(hidden, ids, weights), expected) < EXACT
 
 
+@pytest.mark.parametrize("types", [("Q4_K", "Q6_K"), ("Q8_0", "Q4_0"), ("IQ4_XS", "Q8_0")])
+def test_projections_of_different_types(types: tuple[str, str], fresh_runtime: None) -> None:
+    """As files of mixed types (Q4_K_M) have them, with few rows and with many, on every instruction set."""
+    gate_up, down = gguf_blocks(types[0], 4, 2 * 256, 512), gguf_blocks(types[1], 4, 512, 256)
+    layer = Layer(gguf_values(gate_up, types[0]), gguf_values(down, types[1]))
+    for instruction_set, rounds in every_instruction_set():
+        packed = pack_experts(from_gguf(gate_up, types[0]), from_gguf(down, types[1]))
+        assert (packed.format, packed.down_format) == (types[0].lower(), types[1].lower())
+        assert torch.equal(packed.unpack().down_proj, layer.down_proj)
+        for tokens in (2, 40):
+            hidden = torch.randn(tokens, 512)
+            ids, weights = random_routing(tokens, 2, 4)
+            expected = moe_ffn(hidden, ids, weights, layer, activation_dtype=torch.bfloat16)
+            error = relative_error(packed(hidden, ids, weights), expected)
+            assert error < (DEQUANTIZED if rounds and tokens == 40 else EXACT), (instruction_set, tokens)
+
+
+def test_another_format_of_down_needs_codes_in_both() -> None:
+    with pytest.raises(ValueError, match="down_format may differ from format where both have codes"):
+        torch_numa_moe.PackedExperts(
+            num_experts=1, hidden_size=16, intermediate_size=16, format="bf16", activation="silu", alpha=None,
+            limit=None, gated=True, gate_up_bias=False, down_bias=False, down_format="int4",
+        )  # fmt: skip
+
+
 def test_gguf_blocks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match=r"block_type must be one of Q8_0, .*, got 'Q2_K'"):
         from_gguf(torch.zeros(1, 1, 34, dtype=torch.uint8), "Q2_K")
@@ -293,8 +318,6 @@ def test_quantized_weights_are_checked() -> None:
     with pytest.raises(ValueError, match=r"codes must be \[num_experts, rows, columns\] uint8"):
         QuantizedWeight("int4", weight.codes.float(), weight.scales)
     down = quantize(torch.randn(2, 64, 16), "int8")
-    with pytest.raises(ValueError, match="must be in one format, got 'int4' and 'int8'"):
-        pack_experts(weight, down)
     with pytest.raises(TypeError, match="must both be quantized, or neither"):
         pack_experts(weight, torch.randn(2, 64, 16))
     same = quantize(torch.randn(2, 64, 16), "int4")

@@ -213,8 +213,8 @@ def find_format(name: str) -> WeightFormat:
     found = FORMATS.get(name) or _find_in_family(name) if isinstance(name, str) else None
     if found is None:
         raise ValueError(
-            f"format must be one of {', '.join(FORMATS)} (where a model is patched also auto), or int8 or int4 "
-            "and, in this order, _g and a group size (a multiple of 16), _zp for zero points (int4 only), and "
+            f"format must be one of {', '.join(FORMATS)} (where a model is patched also auto), or int8 or "
+            "int4 and, in this order, _g and a group size (multiple of 16), _zp for zero points (int4), and "
             f"_fp16, _bf16 or _fp32 for the scales, as int4_g128_zp_fp16; got {name!r}"
         )
     return found

@@ -27,6 +27,7 @@ def _experts_fake(
     limit: float | None = None,
     format: str | None = None,
     intermediate_size: int | None = None,
+    down_format: str | None = None,
 ) -> torch.Tensor:
     torch._check(hidden_states.dim() == 2, lambda: "hidden_states must be [num_tokens, hidden_size]")
     torch._check(topk_ids.dim() == 2, lambda: "topk_ids must be [num_tokens, top_k]")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_numa_moe import _C, runtime
-from torch_numa_moe.formats import PANEL_WIDTH, WeightFormat, find_format
+from torch_numa_moe.formats import PANEL_WIDTH, find_format
 from torch_numa_moe.page_cache import page_out
 from torch_numa_moe.placement import PlacedTensors, SlicePlacement, measure_placements, report_placement
 from torch_numa_moe.quantization import QuantizedWeight, quantize
@@ -35,16 +35,23 @@ def _divide_up(value: int, divisor: int) -> int:
 
 
 def packed_slice_bytes(
-    format: str, num_experts: int, hidden_size: int, intermediate_size: int, gated: bool, num_slices: int
+    format: str,
+    num_experts: int,
+    hidden_size: int,
+    intermediate_size: int,
+    gated: bool,
+    num_slices: int,
+    down_format: str | None = None,
 ) -> int:
     """Bytes of weights in each slice of a packed layer, padding included."""
     weight_format = find_format(format)
+    down = find_format(format if down_format is None else down_format)
     gate_up_blocks, down_blocks = (
         _divide_up(_divide_up(size, PANEL_WIDTH), num_slices) for size in (intermediate_size, hidden_size)
     )
-    elements = gate_up_blocks * (2 if gated else 1) * math.prod(weight_format.panel_shape(hidden_size))
-    elements += down_blocks * math.prod(weight_format.panel_shape(intermediate_size))
-    return num_experts * elements * weight_format.dtype.itemsize
+    panel = math.prod(weight_format.panel_shape(hidden_size)) * weight_format.dtype.itemsize
+    down_panel = math.prod(down.panel_shape(intermediate_size)) * down.dtype.itemsize
+    return num_experts * (gate_up_blocks * (2 if gated else 1) * panel + down_blocks * down_panel)
 
 
 def _slice_blocks(num_blocks: int, num_slices: int, index: int) -> range:
@@ -114,6 +121,7 @@ class PackedExperts:
         down_bias: ``[num_slices, num_experts, blocks, 16]`` fp32, or None.
         num_experts, hidden_size, intermediate_size: sizes of the layer.
         format: name of the weight format.
+        down_format: that of down_proj; another one only if both have codes.
         activation, alpha, limit, gated: see :func:`pack_experts`.
         name: what :func:`torch_numa_moe.stats` calls the layer, or "". :func:`torch_numa_moe.patch` sets the
             module's name.
@@ -133,6 +141,7 @@ class PackedExperts:
         gated: bool,
         gate_up_bias: bool,
         down_bias: bool,
+        down_format: str | None = None,
     ) -> None:
         for name, value in (
             ("num_experts", num_experts),
@@ -159,6 +168,16 @@ class PackedExperts:
         self.hidden_size = hidden_size
         self.intermediate_size = intermediate_size
         self.format = weight_format.name
+        down_weight_format = weight_format if down_format is None else find_format(down_format)
+        if down_weight_format != weight_format and None in (
+            weight_format.quantization,
+            down_weight_format.quantization,
+        ):
+            raise ValueError(
+                "down_format may differ from format where both have codes, "
+                f"got {down_format!r} and {format!r}"
+            )
+        self.down_format = down_weight_format.name
         self.activation = activation
         self.alpha = alpha
         self.limit = None if limit is None or math.isinf(limit) else limit
@@ -174,7 +193,13 @@ class PackedExperts:
         nodes = runtime.ensure_started().nodes
         self.nodes: tuple[int | None, ...] = nodes
         slice_bytes = packed_slice_bytes(
-            self.format, num_experts, hidden_size, intermediate_size, gated, len(nodes)
+            self.format,
+            num_experts,
+            hidden_size,
+            intermediate_size,
+            gated,
+            len(nodes),
+            self.down_format,
         )
         runtime.check_room([slice_bytes] * len(nodes))
         projections = 2 if gated else 1
@@ -193,12 +218,16 @@ class PackedExperts:
             slice_bytes,
         )
         down = _SlicedMemory(
-            (len(nodes), num_experts, down_blocks, *weight_format.panel_shape(intermediate_size)),
-            weight_format.dtype,
+            (len(nodes), num_experts, down_blocks, *down_weight_format.panel_shape(intermediate_size)),
+            down_weight_format.dtype,
             nodes,
             slice_bytes,
         )
         self._format_text = None if weight_format.quantization is None else weight_format.quantization.text
+        down_quantization = down_weight_format.quantization
+        self._down_format_text: str | None = None
+        if down_quantization is not None and down_quantization.text != self._format_text:
+            self._down_format_text = down_quantization.text
         self.gate_up_proj = gate_up.tensor
         self.down_proj = down.tensor
         self._bind_errors = tuple(
@@ -211,10 +240,6 @@ class PackedExperts:
             self.gate_up_bias = _host_zeros(len(nodes), num_experts, gate_up_blocks, projections, PANEL_WIDTH)
         if down_bias:
             self.down_bias = _host_zeros(len(nodes), num_experts, down_blocks, PANEL_WIDTH)
-
-    @property
-    def _weight_format(self) -> WeightFormat:
-        return find_format(self.format)
 
     @property
     def _intermediate_blocks(self) -> int:
@@ -270,6 +295,7 @@ class PackedExperts:
             limit=self.limit,
             format=self._format_text,
             intermediate_size=self.intermediate_size,
+            down_format=self._down_format_text,
         )
 
     def pack_gate_up(self, first_expert: int, gate: torch.Tensor, up: torch.Tensor | None) -> None:
@@ -304,7 +330,7 @@ class PackedExperts:
         self._check_projection("down", down, (None, self.hidden_size, self.intermediate_size))
         for expert in range(down.shape[0]):
             one = down[expert : expert + 1]
-            self.pack_quantized("down", first_expert + expert, quantize(one, self.format))
+            self.pack_quantized("down", first_expert + expert, quantize(one, self.down_format))
 
     def pack_quantized(self, projection: str, first_expert: int, weight: QuantizedWeight) -> None:
         """Packs some experts' weights that are quantized already, as they are.
@@ -319,11 +345,12 @@ class PackedExperts:
             ValueError: naming what doesn't fit; also codes that aren't of the format, and scales without a
                 value (NaN as e4m3 or e8m0).
         """
-        packed, index = self._projection(projection)
-        if weight.quantization.text != self._format_text:
+        packed, index, format = self._projection(projection)
+        text = weight.quantization.text
+        wanted = find_format(format).quantization
+        if wanted is None or text != wanted.text:
             raise ValueError(
-                f"weight must be in the format of these experts, {self.format!r} ({self._format_text}), "
-                f"got {weight.format!r} ({weight.quantization.text})"
+                f"weight must be in the format of these experts, {format!r}, got {weight.format!r} ({text})"
             )
         sizes = (self.intermediate_size, self.hidden_size)
         expected = sizes[::-1] if projection == "down" else sizes
@@ -340,7 +367,7 @@ class PackedExperts:
                 scales = scales.masked_fill(bad, math.nan)
         torch.ops.numa_moe.pack_quantized(
             packed,
-            self._format_text,
+            text,
             index,
             first_expert,
             weight.codes.contiguous(),
@@ -364,17 +391,15 @@ class PackedExperts:
         Raises:
             ValueError: if the format has no codes, or projection isn't one of this layer's.
         """
-        packed, index = self._projection(projection)
-        quantization = self._weight_format.quantization
-        assert quantization is not None
+        packed, index, format = self._projection(projection)
         rows, columns = self.intermediate_size, self.hidden_size
         if projection == "down":
             rows, columns = columns, rows
         count = self.num_experts - first_expert if num_experts is None else num_experts
-        empty = QuantizedWeight.empty(self.format, count, rows, columns)
+        empty = QuantizedWeight.empty(format, count, rows, columns)
         torch.ops.numa_moe.unpack_quantized(
             packed,
-            self._format_text,
+            empty.quantization.text,
             index,
             first_expert,
             empty.codes,
@@ -398,13 +423,16 @@ class PackedExperts:
         if any(size not in (None, got) for size, got in zip(shape, tensor.shape, strict=True)):
             raise ValueError(f"{name} must be {wanted}, got shape {list(tensor.shape)}")
 
-    def _projection(self, name: str) -> tuple[torch.Tensor, int]:
+    def _projection(self, name: str) -> tuple[torch.Tensor, int, str]:
+        """The packed tensor, the place in it, and the format."""
         if self._format_text is None:
             raise ValueError(f"format {self.format!r} stores weights as they are, not as codes")
         known = {"gate": 0, "up": 1, "down": 0} if self.gated else {"gate": 0, "down": 0}
         if name not in known:
             raise ValueError(f"projection must be one of {', '.join(known)}, got {name!r}")
-        return (self.down_proj if name == "down" else self.gate_up_proj), known[name]
+        if name == "down":
+            return self.down_proj, 0, self.down_format
+        return self.gate_up_proj, known[name], self.format
 
     def pack_gate_up_bias(self, gate: torch.Tensor, up: torch.Tensor | None) -> None:
         """Sets the biases of all experts: ``[num_experts, intermediate_size]`` each.
@@ -637,7 +665,8 @@ def pack_experts(
             (transformers' layout); ``[num_experts, intermediate_size, hidden_size]`` if not ``gated``.
             Or a :class:`~torch_numa_moe.quantization.QuantizedWeight` of that shape, whose codes are taken
             as they are.
-        down_proj: ``[num_experts, hidden_size, intermediate_size]``, of the same kind.
+        down_proj: ``[num_experts, hidden_size, intermediate_size]``, of the same kind; quantized weights may
+            be in another format.
         format: the weight format; weights of another dtype are rounded to nearest even. None: bf16, or the
             format of the quantized weights.
         gate_up_bias: ``[num_experts, 2 * intermediate_size]`` in the row order of gate_up_proj, or None.
@@ -672,17 +701,13 @@ def pack_experts(
                 raise ValueError(
                     f"{name} is in format {weight.format!r}, which can't be changed to {format!r}"
                 )
-        if gate_up_proj.quantization != down_proj.quantization:
-            raise ValueError(
-                "gate_up_proj and down_proj must be in one format, "
-                f"got {gate_up_proj.format!r} and {down_proj.format!r}"
-            )
         if transposed:
             raise ValueError(
                 "transposed=True is for plain weights: codes have their scales along the last dimension"
             )
-        format = gate_up_proj.format
+        format, down_format = gate_up_proj.format, down_proj.format
     else:
+        down_format = None
         format = "bf16" if format is None else format
     swapped = " with the last two dimensions swapped" if transposed else ""
     rows_text = "2 * intermediate_size" if gated else "intermediate_size"
@@ -721,6 +746,7 @@ def pack_experts(
         gated=gated,
         gate_up_bias=gate_up_bias is not None,
         down_bias=down_bias is not None,
+        down_format=down_format,
     )
     packed._transposed = transposed
     packed._interleaved = interleaved

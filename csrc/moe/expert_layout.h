@@ -24,14 +24,26 @@ struct BlockRange {
 // The blocks that a slice holds, of num_blocks in all.
 BlockRange slice_blocks(int64_t num_blocks, int64_t num_slices, int64_t slice);
 
-struct ExpertLayout {
+// How a projection's weights are stored.
+struct StoredWeights {
   WeightFormat format;
+  Quantization quantization = {};  // if the format is one of codes
+
+  int64_t panel_bytes(int64_t k) const {
+    if (is_quantized(format)) return QuantizedPanel(format, quantization, k).bytes;
+    const int64_t group = k_group(format);
+    return (k + group - 1) / group * group_bytes(format);
+  }
+};
+
+struct ExpertLayout {
+  StoredWeights gate_up;
+  StoredWeights down;  // the same, or both are codes
   int64_t num_slices;
   int64_t num_experts;
   int64_t hidden_size;
-  int64_t intermediate_size;  // rounded up to the format's k group
+  int64_t intermediate_size;  // rounded up to the k group of down's format
   bool gated;                 // gate and up rows, or a single (up) projection
-  Quantization quantization = {};  // if the format is one of codes
 
   int64_t intermediate_blocks() const { return (intermediate_size + kPanelWidth - 1) / kPanelWidth; }
   int64_t hidden_blocks() const { return (hidden_size + kPanelWidth - 1) / kPanelWidth; }
@@ -41,20 +53,13 @@ struct ExpertLayout {
   int64_t gate_up_blocks_per_slice() const { return (intermediate_blocks() + num_slices - 1) / num_slices; }
   int64_t down_blocks_per_slice() const { return (hidden_blocks() + num_slices - 1) / num_slices; }
 
-  int64_t gate_up_panel_bytes() const { return panel_bytes(hidden_size); }
-  int64_t down_panel_bytes() const { return panel_bytes(intermediate_size); }
+  int64_t gate_up_panel_bytes() const { return gate_up.panel_bytes(hidden_size); }
+  int64_t down_panel_bytes() const { return down.panel_bytes(intermediate_size); }
   int64_t gate_up_block_bytes() const { return panels_per_gate_up_block() * gate_up_panel_bytes(); }
   int64_t gate_up_slice_bytes() const {
     return num_experts * gate_up_blocks_per_slice() * gate_up_block_bytes();
   }
   int64_t down_slice_bytes() const { return num_experts * down_blocks_per_slice() * down_panel_bytes(); }
-
- private:
-  int64_t panel_bytes(int64_t k) const {
-    if (is_quantized(format)) return QuantizedPanel(format, quantization, k).bytes;
-    const int64_t group = k_group(format);
-    return (k + group - 1) / group * group_bytes(format);
-  }
 };
 
 // One layer's packed weights: where each slice begins, and how it is laid out.

@@ -55,12 +55,17 @@ int64_t row_stride(int64_t elements, int64_t element_bytes) {
   return bytes / element_bytes;
 }
 
+// What multiplies a projection's weights. Both projections' have one type of activations.
+struct ProjectionKernels {
+  const KernelTable& table;
+  const KernelTable* plain;  // multiplies dequantized weights; null to multiply them as they are
+};
+
 // The phases of one layer, over one chunk of tokens.
 class FfnJob final : public Job {
  public:
-  // plain: what multiplies dequantized weights; null to multiply them as they are.
-  FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels, const KernelTable* plain,
-         std::shared_ptr<Workspace> workspace);
+  FfnJob(Runtime& runtime, const FfnArgs& args, const ProjectionKernels& gate_up,
+         const ProjectionKernels& down, std::shared_ptr<Workspace> workspace);
 
   const std::vector<Phase>& phases() const override { return phases_; }
   int site() const override { return site_; }
@@ -99,7 +104,8 @@ class FfnJob final : public Job {
   Target pending_result(int thread, int64_t rows, int64_t row_bytes);
   void commit_rows(int thread, int64_t rows, int64_t row_bytes, Target target);
 
-  void multiply(ThreadScratch& scratch, GemmArgs gemm) const;
+  static void multiply(const ProjectionKernels& kernels, const StoredWeights& weights, ThreadScratch& scratch,
+                       GemmArgs gemm);
   const char* staged_row(int64_t group, int64_t token) const;
   // Contiguous rows for a gate/up task: in place if they are, else copied to the worker's scratch.
   const char* contiguous_rows(const Task& task, const GateUpTask& work);
@@ -112,8 +118,9 @@ class FfnJob final : public Job {
   Runtime& runtime_;
   const std::shared_ptr<Workspace> workspace_owner_;
   Workspace& workspace_;
-  const KernelTable& kernels_;
-  const KernelTable* const plain_;
+  const ProjectionKernels gate_up_kernels_;
+  const ProjectionKernels down_kernels_;
+  const KernelTable& kernels_;  // for all but products
   const Routing routing_;
   const int site_;
   const int64_t num_groups_;
@@ -150,16 +157,17 @@ std::vector<int32_t> task_counts(const auto& tasks) {
   return counts;
 }
 
-FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels, const KernelTable* plain,
-               std::shared_ptr<Workspace> workspace)
+FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const ProjectionKernels& gate_up,
+               const ProjectionKernels& down, std::shared_ptr<Workspace> workspace)
     : args_(args),
       weights_(args_.weights),
       layout_(args_.weights.layout),
       runtime_(runtime),
       workspace_owner_(std::move(workspace)),
       workspace_(*workspace_owner_),
-      kernels_(kernels),
-      plain_(plain),
+      gate_up_kernels_(gate_up),
+      down_kernels_(down),
+      kernels_(gate_up.table),
       routing_(args.top_k, layout_.num_experts),
       site_(runtime.site_of(weights_.gate_up)),
       num_groups_(runtime.pool().num_groups()),
@@ -178,12 +186,13 @@ FfnJob::FfnJob(Runtime& runtime, const FfnArgs& args, const KernelTable& kernels
   // read across the link once per node instead of once per thread.
   const bool same_type =
       data_type_bytes(args.hidden_states_type) == activation_bytes_ &&
-      (args.hidden_states_type == DataType::kBfloat16 || layout_.format == WeightFormat::kFloat32 ||
-       layout_.format == WeightFormat::kFloat16) &&
+      (args.hidden_states_type == DataType::kBfloat16 || layout_.gate_up.format == WeightFormat::kFloat32 ||
+       layout_.gate_up.format == WeightFormat::kFloat16) &&
       args.hidden_states_type != DataType::kFloat16;
-  staging_ = !same_type || num_groups_ > 1 || hidden_size % k_group(layout_.format) != 0;
-  hidden_stride_ =
-      staging_ ? row_stride(round_up(hidden_size, k_group(layout_.format)), activation_bytes_) : hidden_size;
+  staging_ = !same_type || num_groups_ > 1 || hidden_size % k_group(layout_.gate_up.format) != 0;
+  hidden_stride_ = staging_
+                       ? row_stride(round_up(hidden_size, k_group(layout_.gate_up.format)), activation_bytes_)
+                       : hidden_size;
   staged_.assign(static_cast<size_t>(num_groups_), static_cast<const char*>(args.hidden_states));
   if (staging_) {
     for (int64_t group = 0; group < num_groups_; ++group) {
@@ -290,17 +299,19 @@ void FfnJob::commit_rows(int thread, int64_t rows, int64_t row_bytes, Target tar
   }
 }
 
-void FfnJob::multiply(ThreadScratch& scratch, GemmArgs gemm) const {
-  if (is_quantized(layout_.format)) gemm.quantization = &layout_.quantization;
-  if (plain_ == nullptr) return kernels_.gemm(gemm);
-  const int64_t padded = round_up(gemm.k, k_group(layout_.format));
-  const int64_t panel_bytes = padded / k_group(plain_->format) * group_bytes(plain_->format);
+void FfnJob::multiply(const ProjectionKernels& kernels, const StoredWeights& weights, ThreadScratch& scratch,
+                      GemmArgs gemm) {
+  if (is_quantized(weights.format)) gemm.quantization = &weights.quantization;
+  if (kernels.plain == nullptr) return kernels.table.gemm(gemm);
+  const WeightFormat plain = kernels.plain->format;
+  const int64_t padded = round_up(gemm.k, k_group(weights.format));
+  const int64_t panel_bytes = padded / k_group(plain) * group_bytes(plain);
   char* panels = scratch.panels.reserve(gemm.num_panels * panel_bytes);
-  kernels_.dequantize(gemm, panels);
+  kernels.table.dequantize(gemm, panels);
   gemm.weights = panels;
   gemm.panel_stride = panel_bytes;
   gemm.quantization = nullptr;
-  plain_->gemm(gemm);
+  kernels.plain->gemm(gemm);
 }
 
 const char* FfnJob::staged_row(int64_t group, int64_t token) const {
@@ -316,7 +327,7 @@ void FfnJob::stage(const Task& task) {
   const int64_t begin = task.index * tokens_per_stage_task_;
   const int64_t end = std::min(begin + tokens_per_stage_task_, args_.top_k.num_tokens);
   const int64_t source_stride = layout_.hidden_size * data_type_bytes(args_.hidden_states_type);
-  const int64_t padded = round_up(layout_.hidden_size, k_group(layout_.format));
+  const int64_t padded = round_up(layout_.hidden_size, k_group(layout_.gate_up.format));
   for (int64_t token = begin; token < end; ++token) {
     kernels_.stage_row(
         static_cast<const char*>(args_.hidden_states) + token * source_stride, args_.hidden_states_type,
@@ -336,7 +347,8 @@ const char* FfnJob::contiguous_rows(const Task& task, const GateUpTask& work) {
   if (contiguous) return staged_row(task.group, first_token);
   const int64_t row_bytes = hidden_stride_ * activation_bytes_;
   char* rows_copy = runtime_.thread_scratch(task.thread).rows.reserve(rows * row_bytes);
-  const int64_t used_bytes = round_up(layout_.hidden_size, k_group(layout_.format)) * activation_bytes_;
+  const int64_t used_bytes =
+      round_up(layout_.hidden_size, k_group(layout_.gate_up.format)) * activation_bytes_;
   for (int64_t row = 0; row < rows; ++row) {
     std::memcpy(rows_copy + row * row_bytes, staged_row(task.group, routing_.token(work.row_begin + row)),
                 static_cast<size_t>(used_bytes));
@@ -379,7 +391,7 @@ void FfnJob::gate_up(const Task& task) {
     gemm.num_panels = blocks * panels_per_block;
     gemm.out = tile;
     gemm.out_stride = tile_stride;
-    multiply(runtime_.thread_scratch(task.thread), gemm);
+    multiply(gate_up_kernels_, layout_.gate_up, runtime_.thread_scratch(task.thread), gemm);
 
     ActivateArgs activate{};
     activate.activation = args_.activation.activation;
@@ -483,7 +495,7 @@ void FfnJob::down(const Task& task) {
       gemm.num_panels = blocks;
       gemm.out = tile;
       gemm.out_stride = stride;
-      multiply(scratch, gemm);
+      multiply(down_kernels_, layout_.down, scratch, gemm);
       const float* bias = weights_.down_bias_block(work.slice, expert, block);
       for (int64_t row = 0; row < rows; ++row) {
         const int64_t token = routing_.token(row_begin + row) - work.token_begin;
@@ -524,12 +536,13 @@ void run_experts_ffn(Runtime& runtime, const FfnArgs& args) {
   // Chosen once for all chunks, by what doesn't depend on where they are cut.
   const ExpertLayout& layout = args.weights.layout;
   const int64_t rows_per_expert = num_tokens * args.top_k.top_k / layout.num_experts;
-  const KernelTable& kernels =
-      kernel_table_for_rows(layout.format, runtime.instruction_set(), rows_per_expert);
-  const KernelTable* plain = nullptr;
-  if (kernels.dequantize != nullptr && rows_per_expert >= kFewestRowsToDequantize) {
-    plain = &kernel_table_for_rows(kernels.plain_format, runtime.instruction_set(), rows_per_expert);
-  }
+  const auto choose = [&](const StoredWeights& weights) -> ProjectionKernels {
+    const InstructionSet best = runtime.instruction_set();
+    const KernelTable& table = kernel_table_for_rows(weights.format, best, rows_per_expert);
+    if (table.dequantize == nullptr || rows_per_expert < kFewestRowsToDequantize) return {table, nullptr};
+    return {table, &kernel_table_for_rows(table.plain_format, best, rows_per_expert)};
+  };
+  const ProjectionKernels gate_up = choose(layout.gate_up), down = choose(layout.down);
   const std::lock_guard lock(runtime.workspace_mutex());
   for (int64_t begin = 0; begin < num_tokens; begin += chunk) {
     FfnArgs part = args;
@@ -539,7 +552,7 @@ void run_experts_ffn(Runtime& runtime, const FfnArgs& args) {
     part.top_k.weights = advance(args.top_k.weights, position, data_type_bytes(args.top_k.weights_type));
     part.hidden_states = advance(args.hidden_states, begin * hidden_size, element_bytes);
     part.output = static_cast<char*>(args.output) + begin * hidden_size * element_bytes;
-    runtime.pool().run(std::make_shared<FfnJob>(runtime, part, kernels, plain, runtime.workspace()));
+    runtime.pool().run(std::make_shared<FfnJob>(runtime, part, gate_up, down, runtime.workspace()));
   }
 }
 

@@ -123,8 +123,8 @@ class PackingJob final : public Job {
   };
 
   void move_panel(const WeightView& view, int64_t expert, int64_t first_row, char* panel) const {
-    const int64_t group = k_group(packed_.layout.format);
-    with_element_type(element_type(packed_.layout.format), [&](auto element) {
+    const int64_t group = k_group(packed_.stored.format);
+    with_element_type(element_type(packed_.stored.format), [&](auto element) {
       using Element = decltype(element);
       with_element_type(view.type, [&](auto other) {
         using Other = decltype(other);

@@ -26,6 +26,7 @@ struct WeightView {
 // Packed tensor of one projection, writable.
 struct PackedProjection {
   ExpertLayout layout;
+  StoredWeights stored;  // this projection's, as in layout
   char* data;
   int64_t slice_stride;  // bytes
 };

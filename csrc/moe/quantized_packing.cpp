@@ -21,7 +21,7 @@ class QuantizedPackingJob final : public Job {
         first_expert_(first_expert),
         matrix_(matrix),
         unpack_(unpack),
-        panel_(packed.layout.format, packed.layout.quantization, matrix.columns),
+        panel_(packed.stored.format, packed.stored.quantization, matrix.columns),
         tasks_(static_cast<size_t>(num_groups)) {
     for (int64_t slice = 0; slice < packed.layout.num_slices; ++slice) {
       for (int64_t expert = 0; expert < matrix.num_experts; ++expert) {
@@ -60,8 +60,8 @@ class QuantizedPackingJob final : public Job {
 
   // row: over all experts.
   void move_row(int64_t row, int64_t column, char* panel) const {
-    const Quantization& quantization = packed_.layout.quantization;
-    if (packed_.layout.format == WeightFormat::kFourBit) {
+    const Quantization& quantization = packed_.stored.quantization;
+    if (packed_.stored.format == WeightFormat::kFourBit) {
       move_nibbles(matrix_.codes + row * matrix_.columns, panel + column * 4);
     } else {
       move_bytes(matrix_.codes + row * matrix_.columns, panel + column * 4);

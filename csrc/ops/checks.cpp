@@ -123,9 +123,9 @@ int64_t check_packed_strides(const char* argument, const Tensor& tensor) {
 namespace {
 
 // The dimensions of one panel of k.
-std::vector<int64_t> panel_shape(const ExpertLayout& layout, int64_t k) {
-  if (is_quantized(layout.format)) return {QuantizedPanel(layout.format, layout.quantization, k).bytes};
-  const int64_t group = k_group(layout.format);
+std::vector<int64_t> panel_shape(const StoredWeights& weights, int64_t k) {
+  if (is_quantized(weights.format)) return {weights.panel_bytes(k)};
+  const int64_t group = k_group(weights.format);
   return {(k + group - 1) / group, kPanelWidth, group};
 }
 
@@ -136,21 +136,20 @@ std::vector<int64_t> concatenate(std::vector<int64_t> first, const std::vector<i
 
 // The k that a panel was packed for, rounded up to the format's k group; 0 if there is none. More k never
 // take fewer bytes: a k group alone is a cache line or more.
-int64_t k_of_panel(const ExpertLayout& layout, const Tensor& tensor, int64_t dimension) {
-  const int64_t group = k_group(layout.format);
-  if (!is_quantized(layout.format)) return tensor.size(dimension) * group;
+int64_t k_of_panel(const StoredWeights& weights, const Tensor& tensor, int64_t dimension) {
+  const int64_t group = k_group(weights.format);
+  if (!is_quantized(weights.format)) return tensor.size(dimension) * group;
   const int64_t bytes = tensor.size(dimension);
-  int64_t low = 0, high = bytes / group_bytes(layout.format);
+  int64_t low = 0, high = bytes / group_bytes(weights.format);
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
-    if (QuantizedPanel(layout.format, layout.quantization, middle * group).bytes <= bytes) {
+    if (weights.panel_bytes(middle * group) <= bytes) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
-  const bool exact =
-      low > 0 && QuantizedPanel(layout.format, layout.quantization, low * group).bytes == bytes;
+  const bool exact = low > 0 && weights.panel_bytes(low * group) == bytes;
   return exact ? low * group : 0;
 }
 
@@ -166,21 +165,23 @@ void check_quantized(const char* argument, const Tensor& tensor) {
 std::vector<int64_t> gate_up_shape(const ExpertLayout& layout) {
   return concatenate({layout.num_slices, layout.num_experts, layout.gate_up_blocks_per_slice(),
                       layout.panels_per_gate_up_block()},
-                     panel_shape(layout, layout.hidden_size));
+                     panel_shape(layout.gate_up, layout.hidden_size));
 }
 
 std::vector<int64_t> down_shape(const ExpertLayout& layout) {
   return concatenate({layout.num_slices, layout.num_experts, layout.down_blocks_per_slice()},
-                     panel_shape(layout, layout.intermediate_size));
+                     panel_shape(layout.down, layout.intermediate_size));
 }
 
 ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_proj, int64_t hidden_size,
-                               const std::optional<std::string>& format) {
+                               const std::optional<std::string>& format,
+                               const std::optional<std::string>& down_format) {
   check_cpu("gate_up_proj", gate_up_proj);
   check_cpu("down_proj", down_proj);
   ExpertLayout layout{};
   if (format.has_value()) {
-    parse_quantization(*format, &layout.format, &layout.quantization);
+    parse_quantization(*format, &layout.gate_up.format, &layout.gate_up.quantization);
+    parse_quantization(down_format.value_or(*format), &layout.down.format, &layout.down.quantization);
     check_quantized("gate_up_proj", gate_up_proj);
     check_quantized("down_proj", down_proj);
     check_dimensions("gate_up_proj", gate_up_proj, 5, kQuantizedGateUpShape);
@@ -188,8 +189,10 @@ ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_pr
   } else {
     check_dimensions("gate_up_proj", gate_up_proj, 7, kGateUpShape);
     check_dimensions("down_proj", down_proj, 6, kDownShape);
-    layout.format = check_packed_format("gate_up_proj", gate_up_proj);
-    if (check_packed_format("down_proj", down_proj) != layout.format) {
+    if (down_format.has_value()) fail("down_format must be None where format is");
+    layout.gate_up.format = check_packed_format("gate_up_proj", gate_up_proj);
+    layout.down.format = layout.gate_up.format;
+    if (check_packed_format("down_proj", down_proj) != layout.down.format) {
       fail("gate_up_proj and down_proj must be packed in one format, got " + describe(gate_up_proj) +
            " and " + describe(down_proj));
     }
@@ -197,7 +200,7 @@ ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_pr
   layout.num_slices = gate_up_proj.size(0);
   layout.num_experts = gate_up_proj.size(1);
   layout.hidden_size = hidden_size;
-  layout.intermediate_size = k_of_panel(layout, down_proj, 3);
+  layout.intermediate_size = k_of_panel(layout.down, down_proj, 3);
   layout.gated = gate_up_proj.size(3) == 2;
   if (layout.num_slices < 1 || layout.num_experts < 1 || layout.intermediate_size < 1 ||
       (gate_up_proj.size(3) != 1 && gate_up_proj.size(3) != 2)) {
@@ -205,10 +208,10 @@ ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_pr
          " and down_proj " + (format.has_value() ? kQuantizedDownShape : kDownShape) + ", got " +
          describe(gate_up_proj) + " and " + describe(down_proj));
   }
-  if (gate_up_proj.size(4) != panel_shape(layout, hidden_size)[0]) {
+  if (gate_up_proj.size(4) != panel_shape(layout.gate_up, hidden_size)[0]) {
     fail("hidden_states has hidden_size " + std::to_string(hidden_size) +
-         ", but gate_up_proj was packed for " + std::to_string(k_of_panel(layout, gate_up_proj, 4)) + " (" +
-         describe(gate_up_proj) + ")");
+         ", but gate_up_proj was packed for " + std::to_string(k_of_panel(layout.gate_up, gate_up_proj, 4)) +
+         " (" + describe(gate_up_proj) + ")");
   }
   check_shape("gate_up_proj", gate_up_proj, gate_up_shape(layout),
               "to go with down_proj's intermediate_size");
@@ -219,9 +222,10 @@ ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_pr
 PackedWeights check_packed_weights(const Tensor& gate_up_proj, const Tensor& down_proj,
                                    const std::optional<Tensor>& gate_up_bias,
                                    const std::optional<Tensor>& down_bias, int64_t hidden_size,
-                                   const std::optional<std::string>& format) {
+                                   const std::optional<std::string>& format,
+                                   const std::optional<std::string>& down_format) {
   PackedWeights weights{};
-  weights.layout = check_packed_pair(gate_up_proj, down_proj, hidden_size, format);
+  weights.layout = check_packed_pair(gate_up_proj, down_proj, hidden_size, format, down_format);
   const ExpertLayout& layout = weights.layout;
   weights.gate_up = static_cast<const char*>(gate_up_proj.data_ptr());
   weights.gate_up_slice_stride = check_packed_strides("gate_up_proj", gate_up_proj);

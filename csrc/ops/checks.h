@@ -30,9 +30,10 @@ DataType check_float_type(const char* argument, const Tensor& tensor);
 
 // Reads the layout of a pair of packed tensors. hidden_size is what the packed tensors can't say: they
 // hold it rounded up to the format's k group and to whole blocks. format: of codes, see
-// kernels/quantization.h; without, the dtype tells.
+// kernels/quantization.h; without, the dtype tells. down_format: of down_proj, if it is another one.
 ExpertLayout check_packed_pair(const Tensor& gate_up_proj, const Tensor& down_proj, int64_t hidden_size,
-                               const std::optional<std::string>& format);
+                               const std::optional<std::string>& format,
+                               const std::optional<std::string>& down_format);
 
 std::vector<int64_t> gate_up_shape(const ExpertLayout& layout);
 std::vector<int64_t> down_shape(const ExpertLayout& layout);
@@ -41,7 +42,8 @@ std::vector<int64_t> down_shape(const ExpertLayout& layout);
 PackedWeights check_packed_weights(const Tensor& gate_up_proj, const Tensor& down_proj,
                                    const std::optional<Tensor>& gate_up_bias,
                                    const std::optional<Tensor>& down_bias, int64_t hidden_size,
-                                   const std::optional<std::string>& format);
+                                   const std::optional<std::string>& format,
+                                   const std::optional<std::string>& down_format);
 
 // One packed projection: its slices may lie apart, but each must be dense and 64-byte aligned rows don't
 // matter. Returns the bytes between slices.

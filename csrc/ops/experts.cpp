@@ -52,7 +52,7 @@ Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor
                const Tensor& gate_up_proj, const Tensor& down_proj, std::optional<Tensor> gate_up_bias,
                std::optional<Tensor> down_bias, std::string activation, std::optional<double> alpha,
                std::optional<double> limit, std::optional<std::string> format,
-               std::optional<int64_t> intermediate_size) {
+               std::optional<int64_t> intermediate_size, std::optional<std::string> down_format) {
   const ExitGuard exit_guard;
   check_cpu("hidden_states", hidden_states);
   check_dimensions("hidden_states", hidden_states, 2, "[num_tokens, hidden_size]");
@@ -67,9 +67,9 @@ Tensor experts(const Tensor& hidden_states, const Tensor& topk_ids, const Tensor
   check_shape("topk_weights", topk_weights, {num_tokens, topk_ids.size(1)}, "the shape of topk_ids");
   const IndexType index_type = check_index_type(topk_ids);
   const DataType weights_type = check_float_type("topk_weights", topk_weights);
-  const PackedWeights weights =
-      check_packed_weights(gate_up_proj, down_proj, gate_up_bias, down_bias, hidden_size, format);
-  const int64_t group = k_group(weights.layout.format);
+  const PackedWeights weights = check_packed_weights(gate_up_proj, down_proj, gate_up_bias, down_bias,
+                                                     hidden_size, format, down_format);
+  const int64_t group = k_group(weights.layout.down.format);
   const int64_t channels = intermediate_size.value_or(weights.layout.intermediate_size);
   if (channels > weights.layout.intermediate_size || channels <= weights.layout.intermediate_size - group) {
     fail("intermediate_size must be above " + std::to_string(weights.layout.intermediate_size - group) +

@@ -33,13 +33,15 @@ void check_expert_range(int64_t first_expert, int64_t count, int64_t num_experts
 
 PackedProjection check_projection(const Tensor& packed, int64_t dimensions, ExpertLayout layout) {
   check_cpu("packed", packed);
-  PackedProjection projection{layout, static_cast<char*>(packed.data_ptr()),
+  PackedProjection projection{layout,
+                              {check_packed_format("packed", packed)},
+                              static_cast<char*>(packed.data_ptr()),
                               check_packed_strides("packed", packed)};
-  projection.layout.format = check_packed_format("packed", packed);
+  projection.layout.gate_up = projection.layout.down = projection.stored;
   projection.layout.num_slices = packed.size(0);
   projection.layout.num_experts = packed.size(1);
   if (packed.dim() != dimensions || packed.size(dimensions - 2) != kPanelWidth ||
-      packed.size(dimensions - 1) != k_group(projection.layout.format)) {
+      packed.size(dimensions - 1) != k_group(projection.stored.format)) {
     fail("packed must come from pack_experts, got " + describe(packed));
   }
   return projection;
@@ -71,7 +73,7 @@ GateUp check_gate_up(const Tensor& packed, const Tensor& gate, const std::option
   layout.gated = up.has_value();
   checked.packed = check_projection(packed, 7, layout);
   const ExpertLayout& full = checked.packed.layout;
-  const int64_t group = k_group(full.format);
+  const int64_t group = k_group(checked.packed.stored.format);
   check_shape("packed", packed,
               {full.num_slices, full.num_experts, full.gate_up_blocks_per_slice(),
                full.panels_per_gate_up_block(), (full.hidden_size + group - 1) / group, kPanelWidth, group},
@@ -94,7 +96,7 @@ Down check_down(const Tensor& packed, const Tensor& down, int64_t first_expert) 
   layout.intermediate_size = down.size(2);
   checked.packed = check_projection(packed, 6, layout);
   const ExpertLayout& full = checked.packed.layout;
-  const int64_t group = k_group(full.format);
+  const int64_t group = k_group(checked.packed.stored.format);
   check_shape("packed", packed,
               {full.num_slices, full.num_experts, full.down_blocks_per_slice(),
                (full.intermediate_size + group - 1) / group, kPanelWidth, group},
@@ -133,7 +135,9 @@ Quantized check_quantized_projection(const Tensor& packed, const std::string& fo
                                      const std::optional<Tensor>& outer_minima) {
   Quantized checked{};
   ExpertLayout& layout = checked.packed.layout;
-  parse_quantization(format, &layout.format, &layout.quantization);
+  StoredWeights& stored = checked.packed.stored;
+  parse_quantization(format, &stored.format, &stored.quantization);
+  layout.gate_up = layout.down = stored;
   check_cpu("packed", packed);
   check_quantized("packed", packed);
   check_cpu("codes", codes);
@@ -161,8 +165,8 @@ Quantized check_quantized_projection(const Tensor& packed, const std::string& fo
          std::to_string(projection));
   }
   check_expert_range(first_expert, codes.size(0), layout.num_experts);
-  const Quantization& quantization = layout.quantization;
-  const QuantizedPanel panel(layout.format, quantization, columns);
+  const Quantization& quantization = stored.quantization;
+  const QuantizedPanel panel(stored.format, quantization, columns);
   const std::vector<int64_t> per_group{codes.size(0), rows, panel.groups};
   const std::vector<int64_t> per_outer_group{codes.size(0), rows, panel.outer_groups};
   const int64_t outer_bytes = scale_bytes(quantization.outer);

@@ -12,12 +12,13 @@ STABLE_TORCH_LIBRARY(numa_moe, library) {
   //   intermediate_size   without the padding of the packed tensors; None: all of it counts, which only tells
   //                  where a token is so large that 0 times it isn't 0
   //   format         of weights that are codes: see csrc/kernels/quantization.h; None: their dtype tells
+  //   down_format    of down_proj, where that is another one
   //   alpha, limit   parameters of the last three; None: 1.702 and no limit
   library.def(
       "experts(Tensor hidden_states, Tensor topk_ids, Tensor topk_weights, Tensor gate_up_proj, "
       "Tensor down_proj, Tensor? gate_up_bias=None, Tensor? down_bias=None, *, str activation=\"silu\", "
-      "float? alpha=None, float? limit=None, str? format=None, int? intermediate_size=None) "
-      "-> Tensor");
+      "float? alpha=None, float? limit=None, str? format=None, int? intermediate_size=None, "
+      "str? down_format=None) -> Tensor");
   // Writes experts first_expert, first_expert + 1, … of a packed tensor, on the workers of the slice's node.
   //   gate, up  [n, intermediate_size, hidden_size] views of any strides; up is None if not gated
   //   down      [n, hidden_size, intermediate_size]

@@ -28,7 +28,8 @@ struct Scene {
 
 Scene random_scene(std::mt19937& random) {
   Scene scene;
-  scene.layout = {WeightFormat::kBfloat16,
+  scene.layout = {{WeightFormat::kBfloat16},
+                  {WeightFormat::kBfloat16},
                   1 + static_cast<int64_t>(random() % 4),
                   1 + static_cast<int64_t>(random() % 20),
                   1 + static_cast<int64_t>(random() % 600),
@@ -115,7 +116,7 @@ TEST(TaskPlan, DownCoversEveryTokenAndBlockOnce) {
 // Case all-to-one: one expert gets all tokens, and there is still work for every thread.
 TEST(TaskPlan, OneExpertKeepsAllThreadsBusy) {
   Scene scene;
-  scene.layout = {WeightFormat::kBfloat16, 2, 64, 2048, 768, true};
+  scene.layout = {{WeightFormat::kBfloat16}, {WeightFormat::kBfloat16}, 2, 64, 2048, 768, true};
   scene.tokens = 4096;
   scene.top_k = 2;
   scene.ids.assign(static_cast<size_t>(scene.tokens * scene.top_k), 5);
@@ -132,7 +133,7 @@ TEST(TaskPlan, OneExpertKeepsAllThreadsBusy) {
 // The last tasks are small: no thread waits long for another that claimed late.
 TEST(TaskPlan, TheLastTasksAreSmall) {
   Scene scene;
-  scene.layout = {WeightFormat::kBfloat16, 1, 128, 2048, 768, true};
+  scene.layout = {{WeightFormat::kBfloat16}, {WeightFormat::kBfloat16}, 1, 128, 2048, 768, true};
   scene.tokens = 1;
   scene.top_k = 8;
   for (int64_t i = 0; i < 8; ++i) scene.ids.push_back(3 * i);
