@@ -74,20 +74,23 @@ int scale_bytes(ScaleType type) {
   throw std::invalid_argument("unknown scale type");
 }
 
-QuantizedPanel::QuantizedPanel(WeightFormat format, const Quantization& quantization, int64_t k) {
-  const int64_t padded = divide_up(k, k_group(format)) * k_group(format);
-  group = quantization.group > 0 ? quantization.group : padded;
-  groups = divide_up(padded, group);
-  outer_group = quantization.outer_group > 0 ? quantization.outer_group : group * groups;
-  outer_groups = divide_up(padded, outer_group);
-  const int64_t outer_bytes = outer_groups * kPanelWidth * scale_bytes(quantization.outer);
-  scales = padded / k_group(format) * group_bytes(format);
-  offsets = scales + groups * kPanelWidth * scale_bytes(quantization.scale);
-  outer_scales = offsets + (quantization.offset == Offset::kNone ? 0 : groups * kPanelWidth);
-  outer_minima = outer_scales + outer_bytes;
-  const int64_t end = outer_minima + (quantization.offset == Offset::kMinimum ? outer_bytes : 0);
-  bytes = divide_up(end, kCacheLine) * kCacheLine;
-}
+QuantizedPanel::QuantizedPanel(WeightFormat format, const Quantization& quantization, int64_t k)
+    : QuantizedPanel(quantization, divide_up(k, k_group(format)) * k_group(format),
+                     divide_up(k, k_group(format)) * group_bytes(format)) {}
+
+QuantizedPanel::QuantizedPanel(const Quantization& quantization, int64_t padded_k, int64_t code_bytes)
+    : group(quantization.group > 0 ? quantization.group : padded_k),
+      groups(divide_up(padded_k, group)),
+      outer_group(quantization.outer_group > 0 ? quantization.outer_group : group * groups),
+      outer_groups(divide_up(padded_k, outer_group)),
+      scales(code_bytes),
+      offsets(scales + groups * kPanelWidth * scale_bytes(quantization.scale)),
+      outer_scales(offsets + (quantization.offset == Offset::kNone ? 0 : groups * kPanelWidth)),
+      outer_minima(outer_scales + outer_groups * kPanelWidth * scale_bytes(quantization.outer)),
+      bytes(divide_up(
+                outer_minima + (quantization.offset == Offset::kMinimum ? outer_minima - outer_scales : 0),
+                kCacheLine) *
+            kCacheLine) {}
 
 void parse_quantization(const std::string& text, WeightFormat* format, Quantization* quantization) {
   Quantization result;
@@ -95,7 +98,7 @@ void parse_quantization(const std::string& text, WeightFormat* format, Quantizat
   std::istringstream words(text);
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
-    if (equals == std::string::npos) refuse(text, "\"" + word + "\" has no \"=\"");
+    if (equals == std::string::npos) refuse(text, "\"" + word + R"(" has no "=")");
     const std::string name = word.substr(0, equals);
     const std::string value = word.substr(equals + 1);
     if (name == "codes") {

@@ -50,6 +50,9 @@ struct QuantizedPanel {
   int64_t outer_scales;
   int64_t outer_minima;
   int64_t bytes;  // in all
+
+ private:
+  QuantizedPanel(const Quantization& quantization, int64_t padded_k, int64_t code_bytes);
 };
 
 int scale_bytes(ScaleType type);  // 0 for kNone
